@@ -1,0 +1,321 @@
+"""The configuration: one strict YAML file, checked whole before anything starts.
+
+``load`` reads it, fills in ``${env.NAME}`` and ``${env.NAME:=default}``, and turns every mistake into a
+``ConfigError`` that names the YAML path and the fix.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from appliance.errors import ConfigError
+
+_ENV = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
+_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
+_T = TypeVar("_T")
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Base of configuration blocks: unknown keys are errors. Plugins use it for their settings too."""
+
+
+class ServerConfig(Strict):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_json_bytes: int = 8 * 2**20
+    """Largest JSON body, in bytes; larger ones get 413."""
+    max_file_bytes: int = 512 * 2**20
+    """Largest uploaded file, in bytes."""
+    shutdown_grace: float = 30.0
+    """Seconds that running answers get to finish on SIGTERM."""
+    cors_origins: tuple[str, ...] = ()
+    """Browser origins that may call the API."""
+    allow_unauthenticated: bool = False
+    """Serve other machines although no authentication is set up."""
+
+
+class ModelConfig(Strict):
+    """One model: served by an ``engine``, computed by an ``embedder``, or an ``alias_of`` another model."""
+
+    name: str
+    engine: str | None = None
+    embedder: str | None = None
+    alias_of: str | None = None
+    source: str | None = None
+    """``hf:org/name@revision``, ``file:/folder`` or ``wheel:name==version``."""
+    vector_stores: tuple[str, ...] = ()
+    """Names or ids of vector stores that every chat with this model searches."""
+    max_num_results: int | None = None
+    """How many passages a bound store contributes; default ``retrieval.max_num_results``."""
+    pass_fields: tuple[str, ...] = ()
+    """Unknown request fields that go to the engine instead of being ignored."""
+    options: dict[str, Any] = {}
+    extra_args: tuple[str, ...] = ()
+
+
+class StoreConfig(Strict):
+    """A vector store that exists from the first start, filled from files beside the configuration."""
+
+    name: str
+    paths: tuple[str, ...] = ()
+    """File names or glob patterns, relative to the configuration file."""
+
+
+class RetrievalConfig(Strict):
+    """Search and ingestion."""
+
+    vector_store: str | None = None
+    """Which vector-store plugin object keeps the chunks, as ``milvus``; ``None`` switches retrieval off."""
+    embedder: str | None = None
+    """Name of the embedding model (an entry of ``models``); may be left out if there is just one."""
+    chunk_size: int = 256
+    """Tokens a chunk where the client says nothing (``auto``)."""
+    chunk_overlap: int = 64
+    max_num_results: int = 5
+    """Passages put before the model where the client says nothing."""
+    candidates: int = 50
+    """How many hits each search leg contributes before fusion."""
+    min_similarity: float = 0.3
+    """Chat only: a passage that shares no word with the question needs at least this cosine."""
+    max_context_characters: int = 12_000
+    """Chat only: the passages of one request hold at most this many characters."""
+    parse_timeout: float = 120.0
+    """Seconds a parser may take for one file."""
+    parse_memory: int = 2 * 2**30
+    """Bytes of address space a parser may use."""
+    stores: tuple[StoreConfig, ...] = ()
+
+
+class AuthConfig(Strict):
+    """Who may call."""
+
+    realm: str = "appliance"
+    public_docs: bool = True
+    """Serve the OpenAPI document without credentials."""
+
+
+class FiltersConfig(Strict):
+    """Order of the filter plugins; default: the order of ``plugins``. A filter that raises blocks, unless it is listed as optional."""
+
+    input: tuple[str, ...] | None = None
+    output: tuple[str, ...] | None = None
+    fail_open: tuple[str, ...] = ()
+
+
+class LimitsConfig(Strict):
+    """Caps on a single request. Rates and concurrency belong to the ``limits`` plugin."""
+
+    max_completion_tokens: int | None = None
+    max_choices: int = 16
+    max_messages: int = 2048
+    max_tools: int = 128
+    max_embedding_inputs: int = 2048
+
+
+class ObservabilityConfig(Strict):
+    """Logs."""
+
+    log_level: str = "info"
+    log_format: str = "text"
+    """``text`` or ``json``."""
+
+
+class Config(Strict):
+    """The whole file. ``folder`` is where it lies; relative paths count from there."""
+
+    server: ServerConfig = ServerConfig()
+    data_dir: str = "data"
+    database: str | None = None
+    """SQLAlchemy URL; default: SQLite under ``data_dir``."""
+    plugins: tuple[str, ...] = ()
+    models: tuple[ModelConfig, ...] = ()
+    retrieval: RetrievalConfig = RetrievalConfig()
+    auth: AuthConfig = AuthConfig()
+    filters: FiltersConfig = FiltersConfig()
+    limits: LimitsConfig = LimitsConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
+    plugin: dict[str, dict[str, Any]] = {}
+    folder: str = "."
+
+    @property
+    def data_path(self) -> Path:
+        """Absolute path of ``data_dir``."""
+        return (Path(self.folder) / self.data_dir).resolve()
+
+    @property
+    def database_url(self) -> str:
+        """SQLAlchemy async URL of the metadata database."""
+        return self.database or f"sqlite+aiosqlite:///{self.data_path / 'appliance.db'}"
+
+    def model(self, name: str) -> ModelConfig | None:
+        """The entry of that name."""
+        return next((model for model in self.models if model.name == name), None)
+
+    def embedding_model(self) -> ModelConfig | None:
+        """The model that embeds documents and questions."""
+        candidates = [m for m in self.models if m.embedder]
+        if self.retrieval.embedder:
+            return next((m for m in candidates if m.name == self.retrieval.embedder), None)
+        return candidates[0] if len(candidates) == 1 else None
+
+
+def load(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        ConfigError: naming the file or the YAML path, and the fix.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; write it or name another with --config") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    return parse(text, folder=path.resolve().parent, environ=environ)
+
+
+def parse(text: str, *, folder: Path, environ: Mapping[str, str] = os.environ) -> Config:
+    """Check a configuration given as YAML text. Raises ConfigError."""
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the configuration is not YAML: {_one_line(error)}") from None
+    except RecursionError:
+        raise ConfigError("the configuration is nested too deep") from None
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, dict):
+        raise ConfigError("the configuration must be a mapping with keys such as server, plugins, models")
+    raw = {**_fill_in(raw, "", environ), "folder": str(folder)}
+    config = convert(raw, Config, "")
+    _check(config)
+    return config
+
+
+def convert(raw: Any, type_: type[_T], where: str) -> _T:
+    """Decode plain values strictly into a settings type; ``where`` is the YAML path for messages.
+
+    Raises:
+        ConfigError: naming the YAML path and what was expected.
+    """
+    try:
+        return msgspec.convert(raw, type_)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        place = f"{where}{path.rstrip('`')}".lstrip(".") or "top level"
+        known = _known_keys(type_, message)
+        raise ConfigError(f"{place}: {message[0].lower()}{message[1:]}{known}") from None
+
+
+def _known_keys(type_: type[Any], message: str) -> str:
+    if "unknown field" not in message or not issubclass(type_, msgspec.Struct):
+        return ""
+    unknown = message.rpartition("unknown field `")[2].rstrip("`")
+    import difflib
+
+    close = difflib.get_close_matches(unknown, _all_keys(type_), n=1)
+    return f"; did you mean {close[0]}?" if close else "; remove it or see docs/configuration.md"
+
+
+def _all_keys(type_: type[Any]) -> list[str]:
+    keys: list[str] = []
+    for field in msgspec.structs.fields(type_):
+        keys.append(field.encode_name)
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            keys += _all_keys(field.type)
+    return [*keys, *msgspec.structs.asdict(ModelConfig(name=""))] if type_ is Config else keys
+
+
+def _fill_in(value: Any, where: str, environ: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _fill_in(item, f"{where}.{key}".lstrip("."), environ) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill_in(item, f"{where}[{i}]", environ) for i, item in enumerate(value)]
+    if not isinstance(value, str) or "${env." not in value:
+        return value
+    return _retyped(_ENV.sub(lambda match: _variable(match, where, environ), value), value)
+
+
+def _variable(match: re.Match[str], where: str, environ: Mapping[str, str]) -> str:
+    name, default = match[1], match[2]
+    found = environ.get(name) or default
+    if found is None:
+        raise ConfigError(f"{where}: environment variable {name} is not set; set it or write ${{env.{name}:=default}}")
+    return found
+
+
+def _retyped(filled: str, template: str) -> Any:
+    """A value that is one variable and nothing else may be a number or boolean, as YAML would read it."""
+    if not _ENV.fullmatch(template):
+        return filled
+    value = yaml.safe_load(filled) if filled else filled
+    return value if isinstance(value, int | float) else filled
+
+
+def _check(config: Config) -> None:
+    _check_models(config)
+    _check_retrieval(config)
+    unlisted = sorted(set(config.plugin) - set(config.plugins))
+    if unlisted:
+        raise ConfigError(f"plugin.{unlisted[0]}: the plugin is not listed under plugins; list it there or remove this block")
+    repeated = sorted({name for name in config.plugins if config.plugins.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"plugins: {repeated[0]} is listed twice; remove one")
+    if not 0 <= config.server.port <= 65535:
+        raise ConfigError("server.port: must be between 0 and 65535")
+
+
+def _check_models(config: Config) -> None:
+    names: set[str] = set()
+    for i, model in enumerate(config.models):
+        where = f"models[{i}]"
+        if not model.name or model.name in names:
+            raise ConfigError(f"{where}.name: {model.name or 'an empty name'} is used twice or empty; choose another")
+        names.add(model.name)
+        if sum(kind is not None for kind in (model.engine, model.embedder, model.alias_of)) != 1:
+            raise ConfigError(f"{where}: give exactly one of engine, embedder and alias_of")
+    for i, model in enumerate(config.models):
+        target = config.model(model.alias_of) if model.alias_of else None
+        if model.alias_of and (target is None or target.engine is None):
+            raise ConfigError(f"models[{i}].alias_of: {model.alias_of} is not a model with an engine; name one that is")
+        if model.vector_stores and not config.retrieval.vector_store:
+            raise ConfigError(f"models[{i}].vector_stores: retrieval is off; set retrieval.vector_store")
+
+
+def _check_retrieval(config: Config) -> None:
+    retrieval = config.retrieval
+    check_chunking(retrieval.chunk_size, retrieval.chunk_overlap, "retrieval.chunk_size", "retrieval.chunk_overlap")
+    if retrieval.vector_store and config.embedding_model() is None:
+        raise ConfigError("retrieval.embedder: name the embedding model, an entry of models with embedder set")
+
+
+def check_chunking(size: int, overlap: int, size_where: str, overlap_where: str) -> None:
+    """OpenAI's bounds on chunking: 100 to 4096 tokens, overlap at most half. Raises ConfigError."""
+    if not 100 <= size <= 4096:
+        raise ConfigError(f"{size_where}: must be between 100 and 4096 tokens, not {size}")
+    if not 0 <= overlap <= size // 2:
+        raise ConfigError(f"{overlap_where}: must be between 0 and half of the chunk size ({size // 2}), not {overlap}")
+
+
+def masked(value: Any, key: str = "") -> Any:
+    """The same plain values with everything that looks like a secret replaced by ``***``."""
+    if isinstance(value, dict):
+        return {name: masked(item, str(name)) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(item, key) for item in value]
+    if isinstance(value, str) and value and _SECRET.search(key):
+        return "***"
+    return re.sub(r"//([^:/@\s]*):[^@/\s]+@", r"//\1:***@", value) if isinstance(value, str) else value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,35 @@
+"""What plugins get to work with: the configuration, folders, and the services of the running appliance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from appliance.config import Config
+
+if TYPE_CHECKING:
+    from appliance.storage.database import Database
+
+
+@dataclass(frozen=True)
+class AppContext:
+    """Built once a process; passed to hooks that ask for ``context``."""
+
+    config: Config
+    database: Database
+
+    @property
+    def data_dir(self) -> Path:
+        """Where everything durable lies."""
+        return self.config.data_path
+
+    @property
+    def log_dir(self) -> Path:
+        """Where child processes write their logs."""
+        return self.data_dir / "logs"
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder (0700) for unix sockets."""
+        return self.data_dir / "run"

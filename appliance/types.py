@@ -1,0 +1,230 @@
+"""The values that travel along a request: who calls, what is asked, what comes back.
+
+All are immutable but for ``CallRecord``, which the pipeline fills while a call runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from appliance.knowledge.filters import Filter, Scalar
+from appliance.sse import encode as encode_event
+from appliance.sse import event_data
+
+Operation: TypeAlias = Literal["chat", "completion", "embeddings", "search"]
+Outcome: TypeAlias = Literal["success", "error", "aborted", "refused"]
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who calls. Decisions use ``id``, ``tenant``, ``groups``, ``roles`` and ``scopes``, never a display name."""
+
+    id: str
+    tenant: str = "default"
+    groups: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    scopes: frozenset[str] = frozenset()
+    models: frozenset[str] | None = None
+    """Model names this caller may use; ``None`` for all."""
+
+
+ANONYMOUS = Principal(id="anonymous")
+
+
+class Passage(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a document that search found.
+
+    ``score`` grows with relevance and compares only within one search. ``similarity`` is the cosine to the
+    query, ``None`` where only the text leg found the passage.
+    """
+
+    chunk_id: str
+    store_id: str
+    file_id: str
+    filename: str
+    text: str
+    score: float
+    similarity: float | None = None
+    attributes: Mapping[str, Scalar] = {}
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """One search over some vector stores, on behalf of one principal."""
+
+    store_ids: tuple[str, ...]
+    queries: tuple[str, ...]
+    limit: int = 10
+    where: Filter | None = None
+    score_threshold: float = 0.0
+    ranker: str = "auto"
+    text_weight: float = 1.0
+    embedding_weight: float = 1.0
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One request on its way through the pipeline.
+
+    ``model`` is the name the client used, ``request`` the decoded body (``appliance.wire``), ``headers``
+    the lower-cased request headers. ``stream`` is true when the client wants server-sent events.
+    """
+
+    id: str
+    operation: Operation
+    model: str
+    request: Any
+    principal: Principal = ANONYMOUS
+    stream: bool = False
+    headers: Mapping[str, str] = {}
+    passages: tuple[Passage, ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts as the engine reported them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class CallRecord(msgspec.Struct, kw_only=True):
+    """What a call came to; complete when ``Recorder.record`` sees it.
+
+    Times are ``time.perf_counter`` seconds: ``first_token`` when the first token of a stream passed
+    (``None`` for plain replies and streams without one), ``last_token`` when the last one did, ``tokens``
+    how many stream events carried output.
+    """
+
+    call: Call
+    started: float = msgspec.field(default_factory=time.perf_counter)
+    finished: float = 0.0
+    first_token: float | None = None
+    last_token: float | None = None
+    tokens: int = 0
+    usage: Usage = Usage()
+    finish_reasons: tuple[str, ...] = ()
+    outcome: Outcome = "success"
+    status: int = 200
+    error_type: str | None = None
+    attempts: int = 1
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the request's arrival to its last byte."""
+        return self.finished - self.started
+
+
+class Chunk:
+    """One server-sent event of an answer, or the whole of a plain answer.
+
+    Holds the bytes as they came and decodes them on first use, so that a chunk nobody reads costs nothing.
+    Build one from an event (``data: ...`` and a blank line), from a JSON payload, or from a decoded body.
+    Chunks are immutable: ``body`` must not be changed in place; make a new ``Chunk(body=...)``.
+    """
+
+    __slots__ = ("_body", "_event", "_payload")
+
+    def __init__(
+        self, event: bytes | None = None, *, payload: bytes | None = None, body: dict[str, Any] | None = None
+    ) -> None:
+        self._event, self._payload, self._body = event, payload, body
+
+    @property
+    def event(self) -> bytes:
+        """The chunk as a server-sent event, blank line included."""
+        if self._event is None:
+            self._event = encode_event(self.payload)
+        return self._event
+
+    @property
+    def payload(self) -> bytes:
+        """The chunk as JSON bytes."""
+        if self._payload is None:
+            self._payload = (event_data(self._event) or b"{}") if self._body is None and self._event else _encode(self._body)
+        return self._payload
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The chunk decoded: the OpenAI object as plain Python values."""
+        if self._body is None:
+            self._body = _decode(self.payload)
+        return self._body
+
+    def __repr__(self) -> str:
+        return f"Chunk({self.payload!r})"
+
+
+class Embeddings(msgspec.Struct, frozen=True):
+    """Unit vectors, as little-endian 32-bit floats, row after row, with the token count of each input."""
+
+    vectors: bytes
+    dimensions: int
+    tokens: tuple[int, ...]
+
+
+class StoredChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a document as a vector store keeps it.
+
+    ``id`` is made from the file's version in the store and ``position``, so that writing twice changes nothing.
+    ``start`` and ``end`` are character offsets in the parsed text. ``readers`` lists who may see it
+    (``"*"``: everyone of the tenant; ``"user:ID"``, ``"group:NAME"``).
+    """
+
+    id: str
+    file_id: str
+    position: int
+    text: str
+    start: int = 0
+    end: int = 0
+    tenant: str = "default"
+    readers: tuple[str, ...] = ("*",)
+    attributes: Mapping[str, Scalar] = {}
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """The server-made part of every vector query: rows of this tenant that one of these readers may see."""
+
+    tenant: str = "default"
+    readers: tuple[str, ...] = ("*",)
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """A chunk found by one leg of a search; ``score`` is the cosine (dense leg) or BM25 (text leg)."""
+
+    chunk: StoredChunk
+    score: float
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """What a parser got out of a file: its text, and notes fit to be shown (for example empty pages)."""
+
+    text: str
+    title: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A chunk's place in a document: character offsets, end exclusive."""
+
+    start: int
+    end: int
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of ``models`` as an engine or embedder factory gets it.
+
+    ``path`` is the local folder of the weights, ``None`` when the source is not pulled yet or the model is
+    remote. ``where`` is the YAML path for error messages, as in ``models[0]``.
+    """
+
+    name: str
+    where: str
+    path: Any = None
+    source: str | None = None
+    options: Mapping[str, Any] = {}
+    extra_args: tuple[str, ...] = ()

@@ -1,0 +1,214 @@
+"""The request bodies of the OpenAI API, typed.
+
+Null means "use the default" everywhere. Unknown fields are ignored, at the top and inside messages; a known
+field of the wrong type is an error that names it. Free-form parts (tool schemas, response formats) keep
+their JSON as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from appliance.errors import BadRequest
+
+_T = TypeVar("_T")
+MAX_JSON_DEPTH = 64
+
+Text: TypeAlias = str
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class _Wire(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Nulls and defaults are left out when a request is encoded for an engine."""
+
+
+class ImageUrl(_Wire):
+    """Where an image part's picture is."""
+
+    url: str
+    detail: str | None = None
+
+
+class ContentPart(_Wire):
+    """One part of a message; ``text`` parts are joined, others go to the engine as they are."""
+
+    type: str
+    text: str | None = None
+    image_url: ImageUrl | None = None
+    input_audio: dict[str, Any] | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(_Wire):
+    """The function a model wants called; ``arguments`` is JSON text."""
+
+    name: str = ""
+    arguments: str = ""
+
+
+class ToolCall(_Wire, omit_defaults=False):
+    """One tool call of an assistant message."""
+
+    id: str = ""
+    type: str = "function"
+    function: FunctionCall = msgspec.field(default_factory=FunctionCall)
+
+
+class Message(_Wire):
+    """One message. ``content`` is text, a list of parts, or null on an assistant turn that calls tools."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+
+
+class StreamOptions(_Wire):
+    """What a stream holds beside the text."""
+
+    include_usage: bool | None = None
+
+
+class FileSearch(msgspec.Struct, kw_only=True):
+    """The ``file_search`` tool: search these stores before answering."""
+
+    vector_store_ids: list[str] = []
+    max_num_results: Annotated[int, msgspec.Meta(ge=1, le=50)] | None = None
+    filters: dict[str, Any] | None = None
+    ranking_options: dict[str, Any] | None = None
+
+
+class _Sampling(_Wire):
+    """Fields that chat and text completions share, and the vLLM extras that peers pass on."""
+
+    model: str
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    extra: dict[str, Any] | None = None
+    """Unknown fields that the configuration passes on; engines merge them into the body."""
+
+
+class ChatRequest(_Sampling):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[Message]
+    max_completion_tokens: Count | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+
+class CompletionRequest(_Sampling):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str | int | list[int]]
+    best_of: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    suffix: str | None = None
+
+
+class EmbeddingRequest(_Wire):
+    """``POST /v1/embeddings``."""
+
+    model: str
+    input: Any
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    user: str | None = None
+
+
+def decoder(type_: type[_T]) -> Callable[[bytes], _T]:
+    """A function that decodes a body of this type, with OpenAI errors.
+
+    It raises BadRequest: not JSON, not an object, nested too deep, or a field of the wrong type (``param`` names it).
+    """
+    decode = msgspec.json.Decoder(type_).decode
+
+    def decode_body(body: bytes) -> _T:
+        try:
+            return decode(body)
+        except msgspec.ValidationError as error:
+            raise invalid_field(error) from None
+        except RecursionError:
+            raise BadRequest("the body is nested too deep; flatten it", param=None) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+            raise BadRequest("the body is not valid JSON; send a JSON object", code="invalid_json") from None
+
+    return decode_body
+
+
+def invalid_field(error: msgspec.ValidationError) -> BadRequest:
+    """msgspec's message as an OpenAI error: "Expected `int`, got `str` - at `$.n`" names ``n``."""
+    message, _, path = str(error).partition(" - at `$")
+    param = path.rstrip("`").lstrip(".") or None
+    if "missing required field" in message:
+        missing = message.rpartition("field `")[2].rstrip("`")
+        param = f"{param}.{missing}" if param else missing
+        return BadRequest(f"{param} is required", param=param, code="missing_required_parameter")
+    return BadRequest(f"{param or 'the body'}: {message[0].lower()}{message[1:]}", param=param, code="invalid_type")
+
+
+def check_depth(value: object, param: str, limit: int = MAX_JSON_DEPTH) -> None:
+    """Refuse free-form JSON nested deeper than ``limit``. Raises BadRequest."""
+    level: list[object] = [value]
+    for _ in range(limit):
+        level = [item for parent in level for item in _children(parent)]
+        if not level:
+            return
+    raise BadRequest(f"{param} is nested more than {limit} deep; flatten it", param=param)
+
+
+def _children(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [item for item in value.values() if isinstance(item, dict | list)]
+    return [item for item in value if isinstance(item, dict | list)] if isinstance(value, list) else []
+
+
+def message_text(message: Message) -> str:
+    """The text of a message: its string, or its text parts joined by newlines."""
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(part.text for part in message.content or [] if part.text)
