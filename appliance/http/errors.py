@@ -1,0 +1,95 @@
+"""The only place where errors become HTTP: OpenAI error bodies, statuses and headers.
+
+Whatever is not one of ours, or Litestar's own about routing, is a generic 500: no path, address, class name or
+engine text gets out. The log line has the details and the request id.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+from typing import Any, NamedTuple
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
+
+from appliance.errors import ApplianceError, NotFound, OutOfSpace, RequestError, Unauthenticated
+
+log = logging.getLogger("appliance.http")
+JSON = "application/json"
+_encode = msgspec.json.Encoder().encode
+
+
+class Problem(NamedTuple):
+    """An error ready to be sent."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """The OpenAI error object, all four keys present."""
+    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+
+
+def as_request_error(error: BaseException) -> RequestError:
+    """Any exception as one that may be shown; unknown ones become a generic 500."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfSpace("the disk is full; free some space under data_dir and try again")
+    if isinstance(error, HTTPException):
+        return _from_litestar(error)
+    return RequestError("the server had an internal error; its log has the details under this request's id")
+
+
+def problem(error: BaseException, realm: str = "appliance") -> Problem:
+    """Turn an exception into status, body and headers."""
+    shown = as_request_error(error)
+    status = getattr(shown, "http_status", shown.status)
+    headers = {"content-type": JSON}
+    if shown.retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(shown.retry_after)))
+    if isinstance(shown, Unauthenticated):
+        headers["www-authenticate"] = f'Bearer realm="{realm}"'
+    return Problem(status, _encode(error_body(shown)), headers)
+
+
+def log_unexpected(error: BaseException, request_id: str) -> None:
+    """Write what a client must not see. Our own errors are not unexpected."""
+    if not isinstance(error, ApplianceError | HTTPException):
+        log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
+
+
+def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Litestar's exception handler for every route."""
+    log_unexpected(error, request.scope.get("state", {}).get("request_id", "-"))
+    runtime = getattr(request.app.state, "runtime", None)
+    found = problem(error, runtime.config.auth.realm if runtime else "appliance")
+    headers = dict(found.headers)
+    if isinstance(error, HTTPException) and error.headers:
+        headers |= {name.lower(): value for name, value in dict(error.headers).items() if name.lower() == "allow"}
+    return Response(found.body, status_code=found.status, media_type=headers.pop("content-type"), headers=headers)
+
+
+class _Routing(RequestError):
+    """An error of Litestar's, with its own status."""
+
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, http_status: int, code: str) -> None:
+        super().__init__(message, code=code)
+        self.http_status = http_status
+
+
+def _from_litestar(error: HTTPException) -> RequestError:
+    if isinstance(error, NotFoundException):
+        return NotFound("there is no such path; GET /openapi.json lists them all", code="unknown_url")
+    if isinstance(error, MethodNotAllowedException):
+        return _Routing("this path does not take that method; GET /openapi.json lists them", 405, "method_not_allowed")
+    if 400 <= error.status_code < 500:
+        return _Routing("the request is malformed; check path, query and body", error.status_code, "invalid_request")
+    return RequestError("the server had an internal error; its log has the details under this request's id")
