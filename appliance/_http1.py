@@ -95,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._lost = lost
         self._parser = httptools.HttpResponseParser(self)
         self._body: Body | None = None
-        self._head_bytes = 0
+        self._head_bytes = self._header_bytes = 0
         self._sized = False
         self._reused = False
         self._reusable = False
@@ -108,8 +108,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, head: bytes, content: bytes, head_timeout: float | None, idle_timeout: float | None) -> Body:
         """Write a request; the returned body fills as the response comes in. Times are in seconds."""
-        body = self._body = Body()
-        self._head_bytes = 0
+        body = Body()
+        if self.closed:  # by the server, in the moment since it was opened
+            body.error = UpstreamBroken(f"{self._origin} closed the connection without an answer")
+            body.done = True
+            return body
+        self._body = body
+        self._head_bytes = self._header_bytes = 0
         self._sized = False
         self._idle_timeout = idle_timeout
         self._set_deadline(head_timeout)
@@ -150,19 +155,21 @@ class Connection(asyncio.BufferedProtocol):
         if body is None:
             self._close()  # bytes that nobody asked for
             return
+        streaming = body.head_done
+        if not streaming:
+            self._head_bytes += nbytes
         try:
             self._parser.feed_data(self._read_buffer[:nbytes])
         except Exception as error:  # httptools wraps what a callback raised
             self._fail(_parse_error(self._origin, error))
             return
-        if not body.head_done:
-            self._count_head(nbytes)
-        elif body.done:
+        if body.done:
             self._finish(body)
-        else:
-            self._deadline = None if self._idle_timeout is None else self.loop.time() + self._idle_timeout
-            if body.buffered > PAUSE_BYTES:
-                self._pause()
+        elif body.head_done:
+            self._go_on(body, streaming)
+        elif self._head_bytes > MAX_HEAD_BYTES:
+            # Counted here too: the parser shows a header only when it is whole, and one may never be.
+            self._fail(_parse_error(self._origin, _HeadTooLarge()))
         body.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -180,8 +187,8 @@ class Connection(asyncio.BufferedProtocol):
         body = cast("Body", self._body)
         if body.head_done:
             return  # a trailer
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
+        self._header_bytes += len(name) + len(value) + 4  # the colon, a space and the line end
+        if self._header_bytes > MAX_HEAD_BYTES:
             raise _HeadTooLarge
         key = name.lower().decode("latin-1")
         known = body.headers.get(key)
@@ -254,18 +261,18 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = None
         self.transport.abort()
 
-    def _count_head(self, nbytes: int) -> None:
-        # Counted here too: the parser shows a header only when it is whole, and one may never be.
-        self._head_bytes += nbytes
-        if self._head_bytes > 2 * MAX_HEAD_BYTES:
-            self._fail(_parse_error(self._origin, _HeadTooLarge()))
-
     # Time and back-pressure
 
-    def _pause(self) -> None:
-        self._paused = True
-        self._deadline = None
-        self.transport.pause_reading()
+    def _go_on(self, body: Body, streaming: bool) -> None:
+        """More of the body has come, and more is due."""
+        if body.buffered > PAUSE_BYTES:
+            self._paused = True
+            self._deadline = None
+            self.transport.pause_reading()
+        elif not streaming:
+            self._set_deadline(self._idle_timeout)
+        elif self._idle_timeout is not None:
+            self._deadline = self.loop.time() + self._idle_timeout
 
     def _set_deadline(self, seconds: float | None) -> None:
         if seconds is None:
@@ -279,7 +286,7 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = self.loop.call_at(self._deadline, self._check_deadline)
 
     def _check_deadline(self) -> None:
-        """The one timer of a connection: it moves itself on when the deadline has moved, so a chunk need not touch it."""
+        """The one timer of a connection: it moves itself on when the deadline moved, so chunks need not touch it."""
         self._timer = None
         body = self._body
         if self._deadline is None or body is None:

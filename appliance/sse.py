@@ -1,7 +1,8 @@
 """Server-sent events as bytes: cut a stream into whole events, read an event's data, write an event.
 
 Nothing here decodes text, so a character cut between two network reads cannot be harmed. The grammar is WHATWG HTML's
-"event stream interpretation": lines end in LF, CRLF or CR, a blank line ends an event, a line that starts with a colon is a comment.
+"event stream interpretation": lines end in LF, CRLF or CR, a blank line ends an event, a line that starts with a colon
+is a comment.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class EventSplitter:
         self._pending += data
         if not self._started and not self._begin():
             return []
-        # Only what is new can hold the end of an event, so a large event fed byte by byte is not searched again and again.
+        # Only what is new can hold the end of an event: a large one, fed byte by byte, is not searched over and over.
         if self._pending.find(b"\n\n", start) < 0:
             self._check(len(self._pending))
             return []
@@ -118,7 +119,7 @@ def event_data(event: bytes) -> bytes | None:
 
 
 def encode(data: bytes) -> bytes:
-    """Return one event that carries ``data``; each of its lines becomes a data line, so no data can end the event early."""
+    """Return one event that carries ``data``; each line becomes a data line, so no data can end the event early."""
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\n" in data:

@@ -2,9 +2,9 @@
 
     python -I -S guard.py --fd N [--grace SECONDS] -- COMMAND...
 
-``N`` is the read end of a pipe whose write end only the appliance holds. When the pipe ends (the appliance closed it, or
-died, by kill -9 too) or on SIGTERM, the command's process group gets SIGTERM, then after the grace everything still alive
-below the guard gets SIGKILL, whatever session it moved to. The same clean-up follows when the command ends by itself.
+``N`` is the read end of a pipe whose write end only the appliance holds. When the pipe ends (the appliance closed it,
+or died, by kill -9 too) or on SIGTERM, the command's process group gets SIGTERM, then after the grace everything still
+alive below the guard gets SIGKILL, whatever session it moved to. The same follows when the command ends by itself.
 The exit code is the command's; 128 + n when signal n ended it; 127 when it could not be started.
 
 This file imports nothing but the standard library, so that the guard stays small and starts at once.
@@ -159,7 +159,7 @@ def _drain(wake_fd: int) -> None:
 
 
 def _signal_all(command: _Command, number: signal.Signals) -> None:
-    """Signal the command's group; once the command is reaped its id may be another's, so then each process by itself."""
+    """Signal the command's group; its id may be another's once it is reaped, so then each process by itself."""
     if command.exited:
         for pid in _descendants():
             _send(pid, number)
