@@ -115,7 +115,7 @@ class _Sampling(_Wire):
     """Unknown fields that the configuration passes on; engines merge them into the body."""
 
 
-class ChatRequest(_Sampling):
+class ChatRequest(_Sampling, kw_only=True):
     """``POST /v1/chat/completions``."""
 
     messages: list[Message]
@@ -140,7 +140,7 @@ class ChatRequest(_Sampling):
     safety_identifier: str | None = None
 
 
-class CompletionRequest(_Sampling):
+class CompletionRequest(_Sampling, kw_only=True):
     """``POST /v1/completions``."""
 
     prompt: str | list[str | int | list[int]]
