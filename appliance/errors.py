@@ -15,6 +15,7 @@
         |-- Forbidden          403
         |-- NotFound           404
         |   `-- ModelNotFound
+        |-- MethodNotAllowed   405
         |-- Conflict           409
         |-- TooLarge           413
         |-- UnsupportedMedia   415
@@ -123,6 +124,18 @@ class ModelNotFound(NotFound):
     """404: no model of that name."""
 
     code = "model_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """405: the path takes other methods; ``allow`` lists them."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
 
 
 class Conflict(RequestError):

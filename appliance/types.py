@@ -41,7 +41,7 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of a document that search found.
 
     ``score`` grows with relevance and compares only within one search. ``similarity`` is the cosine to the
-    query, ``None`` where only the text leg found the passage.
+    query, ``None`` where only the text leg found the passage; ``matched`` is true when that leg found it.
     """
 
     chunk_id: str
@@ -51,6 +51,7 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     score: float
     similarity: float | None = None
+    matched: bool = False
     attributes: Mapping[str, Scalar] = {}
 
 

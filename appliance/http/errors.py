@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 from litestar import Request, Response
+from appliance.http.request_id import new_request_id
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
-from appliance.errors import ApplianceError, NotFound, OutOfSpace, RequestError, Unauthenticated
+from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError, Unauthenticated
 
 log = logging.getLogger("appliance.http")
 JSON = "application/json"
@@ -53,6 +54,8 @@ def problem(error: BaseException, realm: str = "appliance") -> Problem:
     headers = {"content-type": JSON}
     if shown.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(shown.retry_after)))
+    if isinstance(shown, MethodNotAllowed):
+        headers["allow"] = shown.allow
     if isinstance(shown, Unauthenticated):
         headers["www-authenticate"] = f'Bearer realm="{realm}"'
     return Problem(status, _encode(error_body(shown)), headers)
@@ -66,12 +69,11 @@ def log_unexpected(error: BaseException, request_id: str) -> None:
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Litestar's exception handler for every route."""
-    log_unexpected(error, request.scope.get("state", {}).get("request_id", "-"))
+    request_id = request.scope.get("state", {}).get("request_id") or new_request_id()
+    log_unexpected(error, request_id)
     runtime = getattr(request.app.state, "runtime", None)
     found = problem(error, runtime.config.auth.realm if runtime else "appliance")
-    headers = dict(found.headers)
-    if isinstance(error, HTTPException) and error.headers:
-        headers |= {name.lower(): value for name, value in dict(error.headers).items() if name.lower() == "allow"}
+    headers = {**found.headers, "x-request-id": request_id}
     return Response(found.body, status_code=found.status, media_type=headers.pop("content-type"), headers=headers)
 
 
@@ -89,7 +91,8 @@ def _from_litestar(error: HTTPException) -> RequestError:
     if isinstance(error, NotFoundException):
         return NotFound("there is no such path; GET /openapi.json lists them all", code="unknown_url")
     if isinstance(error, MethodNotAllowedException):
-        return _Routing("this path does not take that method; GET /openapi.json lists them", 405, "method_not_allowed")
+        allow = dict(error.headers or {}).get("Allow", "")
+        return MethodNotAllowed("this path does not take that method; see GET /openapi.json", allow=allow)
     if 400 <= error.status_code < 500:
         return _Routing("the request is malformed; check path, query and body", error.status_code, "invalid_request")
     return RequestError("the server had an internal error; its log has the details under this request's id")

@@ -1,0 +1,5 @@
+"""``python -m appliance``."""
+
+from appliance.cli import main
+
+main()

@@ -1,0 +1,72 @@
+"""Puts the routes, the guard and the error handler into a Litestar app. Builds; starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from litestar import Litestar
+from litestar.config.cors import CORSConfig
+from litestar.datastructures import State
+from litestar.handlers import BaseRouteHandler
+
+from appliance.errors import PluginError
+from appliance.http.errors import handle
+from appliance.http.guard import ACTION, guard
+from appliance.http.routes import route_handlers
+from appliance.runtime import Runtime
+
+
+def create_app(runtime: Runtime, *, manage: bool = True) -> Litestar:
+    """The ASGI app around a runtime. With ``manage`` the app's lifespan starts and stops the runtime, engines included."""
+    config = runtime.config
+    origins = list(config.server.cors_origins)
+    app = Litestar(
+        [*route_handlers(config.auth.public_docs), *_plugin_routes(runtime)],
+        guards=[guard],
+        exception_handlers={Exception: handle},
+        lifespan=[_lifespan(runtime)] if manage else [],
+        state=State({"runtime": runtime}),
+        cors_config=CORSConfig(allow_origins=origins) if origins else None,
+        openapi_config=None,
+        logging_config=None,
+        request_max_body_size=None,
+        debug=False,
+    )
+    _check_actions(app)
+    return app
+
+
+def _lifespan(runtime: Runtime) -> Any:
+    @asynccontextmanager
+    async def life(_: Litestar) -> AsyncIterator[None]:
+        await runtime.start()
+        try:
+            await runtime.start_engines()
+            yield
+        finally:
+            await runtime.stop()
+
+    return life
+
+
+def _plugin_routes(runtime: Runtime) -> list[BaseRouteHandler]:
+    """Routes of plugins are guarded like all others; those that name no action need ``admin``."""
+    handlers = []
+    for name, handler in runtime.plugins.routes():
+        if not handler.paths:
+            raise PluginError(f"plugin {name}: a route has no path")
+        handler.opt.setdefault(ACTION, "admin")
+        handlers.append(handler)
+    return handlers
+
+
+def _check_actions(app: Litestar) -> None:
+    """Deny by default: a route that names no action does not start."""
+    for route in app.routes:
+        for handler in [getattr(route, "route_handler", None), *getattr(route, "route_handlers", [])]:
+            if handler is None or set(getattr(handler, "http_methods", ())) == {"OPTIONS"}:
+                continue
+            if ACTION not in handler.opt:
+                raise PluginError(f"route {route.path} names no action in opt; every route must say what it needs")

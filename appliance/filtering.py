@@ -1,0 +1,96 @@
+"""Runs the content filters of a call, in order, and decides what happens when one of them breaks.
+
+A filter that raises anything but a RequestError blocks the request (fails closed), unless its plugin is listed
+under ``filters.fail_open``; either way the log names it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+
+from appliance.errors import RequestError
+from appliance.protocols import InputFilter, OutputFilter
+from appliance.types import Call, Chunk, Passage
+
+log = logging.getLogger("appliance.filters")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The input and output filters with their plugins' names."""
+
+    inputs: Sequence[tuple[str, InputFilter]] = ()
+    outputs: Sequence[tuple[str, OutputFilter]] = ()
+    fail_open: frozenset[str] = frozenset()
+
+    async def input(self, call: Call) -> Call:
+        """Pass a call through every input filter. Raises Blocked."""
+        for name, filter_ in self.inputs:
+            try:
+                call = await filter_.filter_input(call)
+            except RequestError:
+                raise
+            except Exception:
+                if not self._survives(name, call):
+                    raise
+        return call
+
+    async def passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
+        """Pass retrieved passages through every input filter."""
+        for name, filter_ in self.inputs:
+            try:
+                passages = await filter_.filter_passages(call, passages)
+            except RequestError:
+                raise
+            except Exception:
+                if not self._survives(name, call):
+                    raise
+        return passages
+
+    def output(self, call: Call, chunks: AsyncIterator[Chunk], held: AsyncExitStack) -> AsyncIterator[Chunk]:
+        """Stack every output filter on the chunks; ``held`` closes each stage."""
+        for name, filter_ in self.outputs:
+            chunks = self._guarded(name, filter_, call, chunks)
+            held.push_async_exit(aclosing(chunks))  # type: ignore[type-var]
+        return chunks
+
+    async def _guarded(
+        self, name: str, filter_: OutputFilter, call: Call, chunks: AsyncIterator[Chunk]
+    ) -> AsyncIterator[Chunk]:
+        """One filter; if it breaks and may, what it had taken and not given back passes unfiltered."""
+        taken: list[Chunk] = []
+        upstream_failed = False
+
+        async def source() -> AsyncIterator[Chunk]:
+            nonlocal upstream_failed
+            try:
+                async for chunk in chunks:
+                    taken.append(chunk)
+                    yield chunk
+            except BaseException:
+                upstream_failed = True
+                raise
+
+        try:
+            async with aclosing(filter_.filter_output(call, source())) as filtered:  # type: ignore[type-var]
+                async for chunk in filtered:
+                    taken.clear()
+                    yield chunk
+            return
+        except RequestError:
+            raise
+        except Exception:
+            if upstream_failed or not self._survives(name, call):
+                raise
+        for chunk in taken:
+            yield chunk
+        async for chunk in chunks:
+            yield chunk
+
+    def _survives(self, name: str, call: Call) -> bool:
+        survives = name in self.fail_open
+        log.exception("filter plugin %s broke; request %s %s", name, call.id, "passes unfiltered" if survives else "is blocked")
+        return survives

@@ -1,0 +1,105 @@
+"""Checks of request bodies that types cannot express, answered before anything costs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from appliance.config import LimitsConfig
+from appliance.errors import BadRequest
+from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, Message, check_depth
+
+MAX_STOP = 16
+MAX_METADATA = 16
+_FREE_FORM = ("tools", "tool_choice", "response_format", "metadata", "functions", "function_call", "structured_outputs", "extra")
+
+
+def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
+    """Raises BadRequest naming the field."""
+    if not request.messages:
+        raise BadRequest("messages must hold at least one message", param="messages")
+    if len(request.messages) > limits.max_messages:
+        raise BadRequest(f"messages holds more than {limits.max_messages} (limits.max_messages)", param="messages")
+    for i, message in enumerate(request.messages):
+        _check_message(message, f"messages[{i}]")
+    if request.tools is not None and len(request.tools) > limits.max_tools:
+        raise BadRequest(f"tools holds more than {limits.max_tools} (limits.max_tools)", param="tools")
+    for i, tool in enumerate(request.tools or []):
+        _check_tool(tool, f"tools[{i}]")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    _check_sampling(request, limits)
+    _check_tokens(request.max_completion_tokens, "max_completion_tokens", limits)
+
+
+def _check_message(message: Message, where: str) -> None:
+    if message.content is None and not (message.role == "assistant" and (message.tool_calls or message.refusal)):
+        raise BadRequest(f"{where}.content is required for role {message.role}", param=f"{where}.content")
+    if message.role == "tool" and not message.tool_call_id:
+        raise BadRequest(f"{where}.tool_call_id is required for role tool", param=f"{where}.tool_call_id")
+
+
+def _check_tool(tool: dict[str, Any], where: str) -> None:
+    kind = tool.get("type")
+    if kind not in ("function", "file_search"):
+        raise BadRequest(f"{where}.type must be function or file_search", param=f"{where}.type")
+    function = tool.get("function")
+    if kind == "function" and not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+        raise BadRequest(f"{where}.function needs a name", param=f"{where}.function")
+
+
+def check_completion(request: CompletionRequest, limits: LimitsConfig) -> None:
+    """Raises BadRequest naming the field."""
+    if request.prompt in ("", []):
+        raise BadRequest("prompt must not be empty", param="prompt")
+    if isinstance(request.prompt, list):
+        _check_prompts(request.prompt)
+    _check_sampling(request, limits)
+    if request.best_of is not None and request.best_of > limits.max_choices:
+        raise BadRequest(f"best_of must be at most {limits.max_choices} (limits.max_choices)", param="best_of")
+
+
+def _check_prompts(prompts: Sequence[Any]) -> None:
+    kinds = {type(item) for item in prompts}
+    if len(kinds) > 1:
+        raise BadRequest("prompt must hold texts, token ids or arrays of token ids, not a mixture", param="prompt")
+    if "" in prompts or [] in prompts:
+        raise BadRequest("prompt holds an empty prompt", param="prompt")
+
+
+def check_embedding(request: EmbeddingRequest, limits: LimitsConfig) -> None:
+    """Raises BadRequest naming ``input``."""
+    raw = request.input
+    if isinstance(raw, str):
+        raw = [raw]
+    if not isinstance(raw, list) or not raw:
+        raise BadRequest("input must be a text, or an array of at least one text or token array", param="input")
+    if len(raw) > limits.max_embedding_inputs and not all(type(item) is int for item in raw):
+        raise BadRequest(f"input holds more than {limits.max_embedding_inputs} entries; send several requests", param="input")
+    if not _is_tokens(raw) and not all(item and (isinstance(item, str) or _is_tokens(item)) for item in raw):
+        raise BadRequest("input must hold texts or arrays of token ids, none of them empty", param="input")
+
+
+def _is_tokens(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 2**31 for item in value)
+
+
+def _check_sampling(request: ChatRequest | CompletionRequest, limits: LimitsConfig) -> None:
+    if request.n is not None and request.n > limits.max_choices:
+        raise BadRequest(f"n must be at most {limits.max_choices} (limits.max_choices)", param="n")
+    if isinstance(request.stop, list) and len(request.stop) > MAX_STOP:
+        raise BadRequest(f"stop holds more than {MAX_STOP} texts", param="stop")
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options needs stream to be true", param="stream_options")
+    _check_tokens(request.max_tokens, "max_tokens", limits)
+    for name in _FREE_FORM:
+        value = getattr(request, name, None)
+        if value:
+            check_depth(value, name)
+
+
+def _check_tokens(value: int | None, name: str, limits: LimitsConfig) -> None:
+    if value is not None and limits.max_completion_tokens is not None and value > limits.max_completion_tokens:
+        raise BadRequest(
+            f"{name} must be at most {limits.max_completion_tokens} (limits.max_completion_tokens)", param=name
+        )

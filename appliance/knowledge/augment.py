@@ -1,0 +1,142 @@
+"""The retrieve step: which stores a call wants searched, and the passages put before the model.
+
+A chat names stores with the ``file_search`` tool, or uses a model that has stores bound to it. The tool is taken
+out of the request; the client's own tools, ``tool_choice`` and ``response_format`` stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from appliance.config import RetrievalConfig
+from appliance.errors import BadRequest
+from appliance.knowledge.api import Knowledge
+from appliance.knowledge.filters import parse_filter
+from appliance.knowledge.framing import framed
+from appliance.knowledge.ranking import RankingOptions, parse_ranking
+from appliance.types import Call, Passage, Principal, Scope, Search
+from appliance.wire import ChatRequest, FileSearch, Message, invalid_field, message_text
+
+if TYPE_CHECKING:
+    from appliance.knowledge.stores import StoreDirectory
+    from appliance.models.registry import Models
+
+MAX_QUERY_CHARACTERS = 2_000
+
+
+class Retriever:
+    """Finds passages for chats, with the caller's rights."""
+
+    def __init__(self, knowledge: Knowledge, stores: StoreDirectory, config: RetrievalConfig) -> None:
+        self._knowledge = knowledge
+        self._stores = stores
+        self._config = config
+
+    def search_of(self, call: Call, models: Models) -> Search | None:
+        """The search that a call asks for, by tool or by its model; ``None`` if it asks for none.
+
+        Store names and ids are still as given; ``search`` resolves them. Raises BadRequest.
+        """
+        bound = models.resolve(call.model)
+        request = call.request
+        if not isinstance(request, ChatRequest):
+            if bound.vector_stores:
+                raise BadRequest(f"model {call.model} searches documents and answers chats only; use /v1/chat/completions")
+            return None
+        tools = [tool for tool in request.tools or [] if tool.get("type") == "file_search"]
+        if not tools and not bound.vector_stores:
+            return None
+        return self._search(_read_tools(tools), bound.vector_stores, bound.max_num_results, _question(request))
+
+    def _search(
+        self, tools: list[FileSearch], bound: Sequence[str], bound_limit: int | None, question: str
+    ) -> Search | None:
+        if not question:
+            return None
+        ids = dict.fromkeys([*(id_ for tool in tools for id_ in tool.vector_store_ids), *bound])
+        ranking = next((parse_ranking(t.ranking_options) for t in tools if t.ranking_options), RankingOptions())
+        limits = [tool.max_num_results for tool in tools if tool.max_num_results]
+        return Search(
+            store_ids=tuple(ids),
+            queries=(question,),
+            limit=max(limits, default=bound_limit or self._config.max_num_results),
+            where=next((parse_filter(tool.filters, "tools.filters") for tool in tools if tool.filters), None),
+            **ranking.as_search(),
+        )
+
+    async def search(self, call: Call, search: Search) -> list[Passage]:
+        """Run it within the caller's tenant and rights; only passages that have to do with the question.
+
+        Raises:
+            NotFound: a store does not exist for this caller. RetrievalUnavailable
+        """
+        ids = await self._stores.resolve(call.principal.tenant, search.store_ids)
+        found = await self._knowledge.search(msgspec.structs.replace(search, store_ids=ids), scope_of(call.principal))
+        relevant = [p for p in found if p.similarity is None or p.similarity >= self._config.min_similarity or p.matched]
+        return _within(relevant, self._config.max_context_characters)
+
+    def augment(self, call: Call, passages: Sequence[Passage]) -> Call:
+        """The call with passages before the last user message, and without the ``file_search`` tool."""
+        request: ChatRequest = call.request
+        tools = [tool for tool in request.tools or [] if tool.get("type") != "file_search"]
+        changed = msgspec.structs.replace(
+            request,
+            messages=_with_sources(request.messages, framed(passages)),
+            tools=tools or None,
+            tool_choice=_tool_choice(request.tool_choice, tools),
+        )
+        return msgspec.structs.replace(call, request=changed, passages=tuple(passages))
+
+
+def scope_of(principal: Principal) -> Scope:
+    """What a caller may see: everything public in their tenant, their own, and their groups'."""
+    own = ("*", f"user:{principal.id}", *(f"group:{group}" for group in principal.groups))
+    return Scope(tenant=principal.tenant, readers=own)
+
+
+def _read_tools(tools: list[dict[str, Any]]) -> list[FileSearch]:
+    searches = []
+    for tool in tools:
+        try:
+            search = msgspec.convert(tool, FileSearch)
+        except msgspec.ValidationError as error:
+            raise invalid_field(error) from None
+        if not search.vector_store_ids:
+            raise BadRequest("the file_search tool needs vector_store_ids", param="tools.vector_store_ids")
+        searches.append(search)
+    return searches
+
+
+def _question(request: ChatRequest) -> str:
+    asked = next((message for message in reversed(request.messages) if message.role == "user"), None)
+    return message_text(asked)[:MAX_QUERY_CHARACTERS].strip() if asked else ""
+
+
+def _within(passages: list[Passage], characters: int) -> list[Passage]:
+    """As many of the best passages as fit; the first always."""
+    kept: list[Passage] = []
+    for passage in passages:
+        characters -= len(passage.text)
+        if kept and characters < 0:
+            break
+        kept.append(passage)
+    return kept
+
+
+def _with_sources(messages: list[Message], sources: str) -> list[Message]:
+    """Sources go into the system message: every chat template has one, and only at the start."""
+    first, rest = messages[0], messages[1:]
+    if first.role in ("system", "developer"):
+        text = f"{message_text(first)}\n\n{sources}"
+        return [msgspec.structs.replace(first, content=text), *rest]
+    return [Message(role="system", content=sources), *messages]
+
+
+def _tool_choice(choice: Any, tools: list[dict[str, Any]]) -> Any:
+    """``file_search`` has been done; what remains is a choice among the client's own tools."""
+    if isinstance(choice, dict) and choice.get("type") == "file_search":
+        return None
+    return choice if tools else None

@@ -1,0 +1,118 @@
+"""The models that clients can name, and the engine behind each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from appliance.config import Config, ModelConfig
+from appliance.context import AppContext
+from appliance.errors import ConfigError, ModelNotFound
+from appliance.models.embedding import EmbeddingEngine
+from appliance.protocols import Engine, EngineFactory
+from appliance.types import ModelSpec
+
+if TYPE_CHECKING:
+    from appliance.knowledge.api import Knowledge
+    from appliance.models.store import ModelStore
+
+
+@dataclass(frozen=True)
+class Model:
+    """A name clients may use. An alias shares its target's engine; ``serves`` is the name the engine knows."""
+
+    name: str
+    serves: str
+    engine: Engine
+    vector_stores: tuple[str, ...] = ()
+    max_num_results: int | None = None
+    pass_fields: frozenset[str] = frozenset()
+    embeds: bool = False
+
+
+class Models:
+    """All models of an app by name. Aliases and embedding models are models like any other."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        self._models = dict(models)
+        self.created = int(time.time())
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models.values())
+
+    def resolve(self, name: str) -> Model:
+        """The model of that name. Raises ModelNotFound."""
+        found = self._models.get(name)
+        if found is None:
+            raise ModelNotFound("there is no model of that name; GET /v1/models lists them", param="model")
+        return found
+
+    def engines(self) -> dict[str, Engine]:
+        """Each engine once, by the name of the model that owns it."""
+        return {
+            model.name: model.engine
+            for model in self._models.values()
+            if model.name == model.serves and not model.embeds
+        }
+
+
+def build_models(
+    config: Config,
+    factories: Mapping[str, EngineFactory],
+    context: AppContext,
+    store: ModelStore,
+    knowledge: Knowledge | None,
+) -> Models:
+    """Make every configured model's engine, without starting any.
+
+    Raises:
+        ConfigError: an engine kind is unknown, or an engine refuses its options.
+    """
+    built: dict[str, Model] = {}
+    for i, model in enumerate(config.models):
+        if model.engine is not None:
+            engine = _engine(model, f"models[{i}]", factories, context, store)
+            built[model.name] = _entry(model, model.name, engine)
+        elif model.embedder is not None and knowledge is not None:
+            built[model.name] = Model(model.name, model.name, EmbeddingEngine(model.name, knowledge), embeds=True)
+    for model in config.models:
+        if model.alias_of is not None:
+            built[model.name] = _entry(model, model.alias_of, built[model.alias_of].engine)
+    return Models({m.name: built[m.name] for m in config.models if m.name in built})
+
+
+def _engine(
+    model: ModelConfig, where: str, factories: Mapping[str, EngineFactory], context: AppContext, store: ModelStore
+) -> Engine:
+    factory = factories.get(model.engine or "")
+    if factory is None:
+        raise ConfigError(
+            f"{where}.engine: no listed plugin provides {model.engine}; list one that does under plugins "
+            f"(engines there now: {', '.join(sorted(factories)) or 'none'})"
+        )
+    return factory(model_spec(model, where, store), context)
+
+
+def model_spec(model: ModelConfig, where: str, store: ModelStore) -> ModelSpec:
+    """What a factory gets of a model's entry; ``path`` is looked up locally, never fetched."""
+    return ModelSpec(
+        name=model.name,
+        where=where,
+        path=store.resolve(model.source) if model.source else None,
+        source=model.source,
+        options=model.options,
+        extra_args=model.extra_args,
+    )
+
+
+def _entry(model: ModelConfig, serves: str, engine: Engine) -> Model:
+    return Model(
+        name=model.name,
+        serves=serves,
+        engine=engine,
+        vector_stores=model.vector_stores,
+        max_num_results=model.max_num_results,
+        pass_fields=frozenset(model.pass_fields),
+    )

@@ -1,0 +1,184 @@
+"""The path of a request, whole:
+
+    authenticate -> admit -> filter input -> retrieve -> generate -> filter output -> record
+
+Chat, completions and embeddings take it; no step hides in middleware. ``authenticate`` runs first, from the
+app-wide guard, for every route and before a body is read. The rest is ``answer``: a context that hands out
+the answer's chunks and takes everything back when it is left, whether the stream ended, failed, or never
+began because the client was gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from appliance.errors import ApplianceError, RequestError, Unauthenticated
+from appliance.filtering import Filters
+from appliance.knowledge.augment import Retriever
+from appliance.protocols import Admitter, Authenticator, Authorizer, Recorder, Telemetry, TraceSpan
+from appliance.streams import cited, observed
+from appliance.telemetry import NoTelemetry, finish_span
+from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Principal
+
+if TYPE_CHECKING:
+    from appliance.models.registry import Models
+    from appliance.plugins import Plugins
+
+log = logging.getLogger("appliance.pipeline")
+
+
+@dataclass
+class Pipeline:
+    """The steps, each with what the plugins provide for it, in the order of the configuration."""
+
+    plugins: Plugins
+    models: Models
+    retriever: Retriever | None = None
+    authenticators: Sequence[tuple[str, Authenticator]] = ()
+    authorizers: Sequence[tuple[str, Authorizer]] = ()
+    admitters: Sequence[tuple[str, Admitter]] = ()
+    filters: Filters = field(default_factory=Filters)
+    recorders: Sequence[tuple[str, Recorder]] = ()
+    telemetry: Telemetry = field(default_factory=NoTelemetry)
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Principal:
+        """Find the caller; without any enabled authenticator everybody is ``anonymous``.
+
+        Raises:
+            Unauthenticated: no authenticator knows the credential, or there is none.
+        """
+        guarded = False
+        for _, authenticator in self.authenticators:
+            if authenticator.enabled:
+                guarded = True
+                if principal := await authenticator.authenticate(headers):
+                    return principal
+        if guarded:
+            raise Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>")
+        return ANONYMOUS
+
+    async def authorize(self, principal: Principal, action: str, resource: str) -> None:
+        """Every authorizer must agree. Raises Forbidden."""
+        for _, authorizer in self.authorizers:
+            await authorizer.authorize(principal, action, resource)
+
+    @asynccontextmanager
+    async def answer(self, call: Call, template: str) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """Take a call through all steps; the body of the ``async with`` sends the chunks.
+
+        ``template`` is the route, for the trace. Raises any RequestError before the first chunk, and while iterating.
+        """
+        record = CallRecord(call=call)
+        span = self.telemetry.start_call(call, template)
+        try:
+            async with AsyncExitStack() as held:
+                await self.authorize(call.principal, "models.use", call.model)
+                await self._admit(call, held)
+                call = await self.filters.input(call)
+                call = await self._retrieve(call, span)
+                record.call = call
+                chunks = await self._generate(call, record, span, held)
+                chunks = self.filters.output(call, chunks, held)
+                chunks = cited(call, chunks) if call.passages else chunks
+                yield await held.enter_async_context(aclosing(chunks))  # type: ignore[type-var]
+        except (asyncio.CancelledError, GeneratorExit):
+            record.outcome = "aborted"
+            record.status = 499
+            raise
+        except BaseException as error:
+            raise self._failed(error, record, span) from error
+        finally:
+            await self._record(record, span)
+
+    async def _admit(self, call: Call, held: AsyncExitStack) -> None:
+        for name, admitter in self.admitters:
+            await held.enter_async_context(_Lease(name, admitter, call))
+
+    async def _retrieve(self, call: Call, span: TraceSpan) -> Call:
+        """Search, filter what was found, put it before the model."""
+        search = self.retriever.search_of(call, self.models) if self.retriever else None
+        if self.retriever is None or search is None:
+            return call
+        step = self.telemetry.start_step(span, "retrieval", {"gen_ai.operation.name": "retrieval"})
+        try:
+            passages = await self.retriever.search(call, search)
+            passages = await self.filters.passages(call, passages)
+            step.set("gen_ai.retrieval.documents.count", len(passages))
+            return self.retriever.augment(call, passages)
+        except BaseException as error:
+            step.fail(error)
+            raise
+        finally:
+            step.end()
+
+    async def _generate(
+        self, call: Call, record: CallRecord, span: TraceSpan, held: AsyncExitStack
+    ) -> AsyncIterator[Chunk]:
+        """Wait until the engine has accepted; then its chunks, watched for the record."""
+        engine = self.models.resolve(call.model).engine
+        generation = await engine.generate(call)
+        # Closed here, not by the generators above it: one that never starts never runs its clean-up.
+        held.push_async_callback(generation.aclose)
+        return observed(call, generation, record)
+
+    def _failed(self, error: BaseException, record: CallRecord, span: TraceSpan) -> BaseException:
+        translated = error if isinstance(error, ApplianceError) else self.plugins.on_error(error, record.call)
+        shown = translated or error
+        record.status = shown.status if isinstance(shown, RequestError) else 500
+        record.outcome = "refused" if 400 <= record.status < 500 else "error"
+        record.error_type = type(shown).__name__
+        span.fail(shown)
+        return shown
+
+    async def _record(self, record: CallRecord, span: TraceSpan) -> None:
+        """Runs in a task of its own: a client that leaves now cancels nothing of it."""
+        record.finished = time.perf_counter()
+        finish_span(span, record)
+        if self.recorders or self.plugins.watches_calls:
+            await asyncio.shield(asyncio.ensure_future(self._tell(record)))
+
+    async def _tell(self, record: CallRecord) -> None:
+        for name, recorder in self.recorders:
+            try:
+                await recorder.record(record)
+            except Exception:
+                log.exception("plugin %s failed to record request %s", name, record.call.id)
+        if self.plugins.watches_calls:
+            try:
+                for answer in self.plugins.on_call_finished(record):
+                    await answer
+            except Exception:
+                log.exception("a plugin failed in appliance_on_call_finished for request %s", record.call.id)
+
+
+class _Lease:
+    """An admitter's lease; says which plugin failed when entering or leaving it does."""
+
+    __slots__ = ("_lease", "_name")
+
+    def __init__(self, name: str, admitter: Admitter, call: Call) -> None:
+        self._name = name
+        self._lease = admitter.admit(call)
+
+    async def __aenter__(self) -> None:
+        try:
+            await self._lease.__aenter__()
+        except ApplianceError:
+            raise
+        except Exception:
+            log.exception("plugin %s failed to admit a request", self._name)
+            raise
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        try:
+            return await self._lease.__aexit__(*exc)  # type: ignore[arg-type]
+        except Exception as error:
+            if error is not exc[1]:
+                log.exception("plugin %s failed to release a request", self._name)
+            raise

@@ -1,0 +1,201 @@
+"""The composition root: configuration -> plugins -> services -> pipeline. Built in one place, passed by constructor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from appliance.config import Config
+from appliance.context import AppContext
+from appliance.errors import ApplianceError, ConfigError
+from appliance.filtering import Filters
+from appliance.knowledge.api import Knowledge
+from appliance.knowledge.augment import Retriever
+from appliance.knowledge.stores import StoreDirectory
+from appliance.models.registry import Models, build_models
+from appliance.models.store import ModelStore
+from appliance.pipeline import Pipeline
+from appliance.plugins import Plugins
+from appliance.protocols import Engine, HealthCheck
+from appliance.storage.blobs import BlobStore
+from appliance.storage.database import Database
+from appliance.telemetry import NoTelemetry
+
+log = logging.getLogger("appliance")
+_T = TypeVar("_T")
+
+
+@dataclass
+class Runtime:
+    """One app's services. ``start`` and ``stop`` are its life."""
+
+    config: Config
+    plugins: Plugins
+    context: AppContext
+    database: Database
+    blobs: BlobStore
+    models: Models
+    pipeline: Pipeline
+    knowledge: Knowledge | None
+    health_checks: Mapping[str, HealthCheck] = field(default_factory=dict)
+    draining: bool = False
+    _held: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def start(self) -> None:
+        """Open storage, then start plugins and the worker. Engines start with ``start_engines``."""
+        try:
+            await self.database.start()
+            self._held.push_async_callback(self.database.stop)
+            await asyncio.to_thread(self.blobs.start)
+            if self.knowledge:
+                self._held.push_async_callback(self.knowledge.stop)
+            for name, lifespan in self.plugins.lifespans():
+                log.debug("plugin %s starts", name)
+                await self._held.enter_async_context(lifespan)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def start_engines(self) -> None:
+        """Start every engine and the worker at once; the first that fails stops the rest. Raises StartError."""
+        parts = [engine.start() for engine in self.models.engines().values()]
+        if self.knowledge:
+            parts.append(self.knowledge.start())
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Stop everything, in reverse; safe to call twice."""
+        self.draining = True
+        stops = [engine.stop() for engine in self.models.engines().values()]
+        for result in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(result, BaseException):
+                log.error("an engine did not stop cleanly: %s", result)
+        await self._held.aclose()
+
+    async def ill(self) -> dict[str, str]:
+        """What is not well, by part; empty when requests can be answered."""
+        found = {name: "is not ready" for name, engine in self.models.engines().items() if not _ready(engine)}
+        if self.knowledge and not self.knowledge.ready:
+            found["worker"] = "is not ready"
+        if self.draining:
+            found["server"] = "is shutting down"
+        results = await asyncio.gather(*(_check(check) for check in self.health_checks.values()))
+        return found | {name: text for name, text in zip(self.health_checks, results, strict=True) if text}
+
+
+def _ready(engine: Engine) -> bool:
+    return engine.ready
+
+
+async def _check(check: HealthCheck) -> str | None:
+    try:
+        async with asyncio.timeout(2):
+            return await check()
+    except TimeoutError:
+        return "did not answer within 2 seconds"
+    except ApplianceError as error:
+        return str(error)
+    except Exception:
+        log.exception("a health check failed")
+        return "the check itself failed; see the log"
+
+
+def build(
+    config: Config,
+    *,
+    extra_plugins: Mapping[str, object] | None = None,
+    config_path: Path | None = None,
+    in_process: bool = False,
+) -> Runtime:
+    """Make an app's services without starting anything. ``in_process`` runs retrieval without a worker process.
+
+    Raises:
+        ConfigError: the configuration or a plugin is wrong.
+    """
+    plugins = Plugins(config, extra_plugins)
+    database = Database(config.database_url)
+    context = AppContext(config=config, database=database)
+    plugins.bind(context)
+    knowledge = _knowledge(plugins, context, config_path, in_process=in_process)
+    models = build_models(config, plugins.engines(), context, ModelStore(config.data_path / "models"), knowledge)
+    return Runtime(
+        config=config,
+        plugins=plugins,
+        context=context,
+        database=database,
+        blobs=BlobStore(config.data_path / "files"),
+        models=models,
+        pipeline=_pipeline(plugins, models, knowledge, context),
+        knowledge=knowledge,
+        health_checks=plugins.health_checks(),
+    )
+
+
+def _knowledge(plugins: Plugins, context: AppContext, config_path: Path | None, *, in_process: bool) -> Knowledge | None:
+    config = context.config
+    if config.retrieval.vector_store is None and config.embedding_model() is None:
+        return None
+    if config.retrieval.vector_store and config.retrieval.vector_store not in plugins.vector_stores():
+        raise ConfigError(
+            f"retrieval.vector_store: no listed plugin provides {config.retrieval.vector_store}; list one under plugins"
+        )
+    _check_embedders(config, plugins)
+    if in_process:
+        from appliance.knowledge.local import LocalKnowledge
+
+        return LocalKnowledge(plugins, context)
+    from appliance.knowledge.remote import RemoteKnowledge
+
+    if config_path is None:
+        raise ConfigError("retrieval in a worker process needs a configuration file")
+    return RemoteKnowledge(context, config_path)
+
+
+def _check_embedders(config: Config, plugins: Plugins) -> None:
+    kinds = plugins.embedders()
+    for i, model in enumerate(config.models):
+        if model.embedder is not None and model.embedder not in kinds:
+            raise ConfigError(f"models[{i}].embedder: no listed plugin provides {model.embedder}; list one under plugins")
+
+
+def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, context: AppContext) -> Pipeline:
+    config = context.config
+    retriever = None
+    if knowledge and config.retrieval.vector_store:
+        retriever = Retriever(knowledge, StoreDirectory(context.database), config.retrieval)
+    return Pipeline(
+        plugins=plugins,
+        models=models,
+        retriever=retriever,
+        authenticators=plugins.authenticators(),
+        authorizers=plugins.authorizers(),
+        admitters=plugins.admitters(),
+        filters=Filters(
+            inputs=_ordered(plugins.input_filters(), config.filters.input, "filters.input"),
+            outputs=_ordered(plugins.output_filters(), config.filters.output, "filters.output"),
+            fail_open=frozenset(config.filters.fail_open),
+        ),
+        recorders=plugins.recorders(),
+        telemetry=plugins.telemetry() or NoTelemetry(),
+    )
+
+
+def _ordered(items: list[tuple[str, _T]], order: tuple[str, ...] | None, where: str) -> list[tuple[str, _T]]:
+    if order is None:
+        return items
+    names = {name for name, _ in items}
+    missing = [name for name in order if name not in names]
+    if missing:
+        raise ConfigError(f"{where}: plugin {missing[0]} provides no such filter; list it under plugins or remove it here")
+    return [item for name in order for item in items if item[0] == name]

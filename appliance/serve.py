@@ -1,0 +1,221 @@
+"""``appliance serve``: one process tree, from the first check to the last child's end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import gc
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import uvicorn
+
+from appliance.app import create_app
+from appliance.banner import banner
+from appliance.config import Config, load
+from appliance.errors import ConfigError, StartError
+from appliance.logs import set_up_logging
+from appliance.runtime import Runtime, build
+
+MIN_FREE_BYTES = 256 * 2**20
+
+
+def run(config_path: Path, *, host: str | None = None, port: int | None = None) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError, StartError: with the fix; whatever had been started is stopped.
+    """
+    began = time.monotonic()
+    config = _overridden(load(config_path), host, port)
+    set_up_logging(config.observability)
+    _prepare_folders(config)
+    with _only_one(config.data_path), _listening(config.server.host, config.server.port) as listener:
+        runtime = build(config, config_path=config_path)
+        with asyncio.Runner(loop_factory=_loop) as runner:
+            runner.run(_serve(runtime, listener, began))
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def _overridden(config: Config, host: str | None, port: int | None) -> Config:
+    changes: dict[str, Any] = {}
+    if host is not None:
+        changes["host"] = host
+    if port is not None:
+        changes["port"] = port
+    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **changes))
+
+
+async def _serve(runtime: Runtime, listener: socket.socket, began: float) -> None:
+    app = create_app(runtime, manage=False)
+    await runtime.start()
+    server = _Server(runtime, app)
+    serving: asyncio.Task[None] | None = None
+    try:
+        _check_exposure(runtime)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        if await _start_engines(runtime, serving):
+            gc.collect()
+            gc.freeze()
+            click.echo(banner(runtime.config, listener.getsockname()[1], time.monotonic() - began))
+            await serving
+    finally:
+        server.should_exit = True
+        if serving is not None:
+            with suppress(asyncio.CancelledError):
+                await serving
+        await runtime.stop()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which tells the runtime as soon as it is asked to stop."""
+
+    def __init__(self, runtime: Runtime, app: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(runtime.config.server.shutdown_grace),
+                backlog=2048,
+            )
+        )
+        self._runtime = runtime
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Readiness goes first; running answers get ``server.shutdown_grace`` seconds."""
+        self._runtime.draining = True
+        super().handle_exit(sig, frame)
+
+
+async def _start_engines(runtime: Runtime, serving: asyncio.Task[None]) -> bool:
+    """Start engines and worker, telling what goes on; false if the server was told to stop meanwhile."""
+    starting = asyncio.create_task(runtime.start_engines())
+    telling = asyncio.create_task(_tell(runtime))
+    try:
+        await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+        return starting.done() and not serving.done()
+    finally:
+        for task in (starting, telling):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+
+
+async def _tell(runtime: Runtime) -> None:
+    """One line a part when it is ready, and one every ten seconds about what is awaited."""
+    began = time.monotonic()
+    waiting = list(await runtime.ill())
+    click.echo(f"starting {', '.join(waiting) or 'the server'} ...")
+    while waiting:
+        await asyncio.sleep(0.5)
+        seconds = time.monotonic() - began
+        still = [name for name in await runtime.ill() if name in waiting]
+        for name in waiting:
+            if name not in still:
+                click.echo(f"  {name} is ready after {seconds:.0f} s")
+        if still and seconds % 10 < 0.5:
+            click.echo(f"  waiting for {', '.join(still)} ({seconds:.0f} s; logs in {runtime.context.log_dir})")
+        waiting = still
+
+
+def _check_exposure(runtime: Runtime) -> None:
+    """Without authentication only this machine is served."""
+    server = runtime.config.server
+    guarded = any(authenticator.enabled for _, authenticator in runtime.pipeline.authenticators)
+    if not guarded and not server.allow_unauthenticated and not _is_loopback(server.host):
+        raise ConfigError(
+            f"server.host: {server.host} is open to other machines but nothing checks who calls; create a key "
+            "(appliance keys create --admin), bind 127.0.0.1, or set server.allow_unauthenticated: true"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _prepare_folders(config: Config) -> None:
+    """Make the data folders, private to this user, and see that there is room."""
+    data = config.data_path
+    try:
+        for folder in (data, data / "logs", data / "run", data / "files"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (data / "run").chmod(0o700)
+        free = os.statvfs(data).f_bavail * os.statvfs(data).f_frsize
+    except OSError as error:
+        raise StartError(f"data_dir: {data} cannot be used ({error.strerror}); choose another folder") from None
+    if free < MIN_FREE_BYTES:
+        raise StartError(
+            f"data_dir: {data} has {free // 2**20} MiB left and at least {MIN_FREE_BYTES // 2**20} MiB are needed; "
+            "free some space or choose another folder"
+        )
+
+
+@contextmanager
+def _only_one(data: Path) -> Iterator[None]:
+    """Hold the data folder: two servers on one would spoil it."""
+    with (data / "appliance.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise StartError(
+                f"data_dir: another appliance (process {lock.read().strip() or 'unknown'}) uses {data}; stop it or "
+                "choose another data_dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Take the port before anything slow happens."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise StartError(_bind_problem(host, port, error)) from None
+        listener.set_inheritable(False)
+        yield listener
+
+
+def _bind_problem(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is taken; stop what uses it or choose another with --port (make serve PORT=...)"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs root; choose one above 1023 with --port"
+    return f"server.host: cannot listen on {host}:{port} ({error.strerror}); check the address"
+
+

@@ -1,0 +1,111 @@
+"""What the pipeline does with chunks on their way out: watch them for the record, and add citations."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from appliance.errors import EngineError
+from appliance.knowledge.citations import Citations
+from appliance.protocols import Generation
+from appliance.types import Call, CallRecord, Chunk, Usage
+
+# Bytes are searched, not decoded: a quote inside a JSON string is escaped, so these match only real keys.
+_OUTPUT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content|refusal)":\s*"[^"]')
+_LAST = re.compile(rb'"finish_reason":\s*"|"usage":\s*\{')
+_END = b"}\n\n"
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Summary(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+_summarise = msgspec.json.Decoder(_Summary).decode
+
+
+async def observed(call: Call, generation: Generation, record: CallRecord) -> AsyncIterator[Chunk]:
+    """The engine's chunks as the client asked for them, while the record fills.
+
+    The final usage chunk, which engines always send, is kept back unless ``stream_options.include_usage`` asks
+    for it; then every other chunk says ``"usage": null``, as OpenAI's do.
+    """
+    if not call.stream:
+        async for chunk in generation:
+            _summary(chunk.payload, record)
+            yield chunk
+        return
+    options = call.request.stream_options
+    wants_usage = bool(options and options.include_usage)
+    clock = time.perf_counter
+    async for chunk in generation:
+        event = chunk.event
+        if record.first_token is None:
+            if _OUTPUT.search(event):
+                record.first_token = record.last_token = clock()
+                record.tokens = 1
+        else:
+            record.last_token = clock()
+            record.tokens += 1
+        if _LAST.search(event) and _summary(chunk.payload, record) and not wants_usage:
+            continue
+        if wants_usage and b'"usage"' not in event and event.endswith(_END):
+            chunk = Chunk(event[:-3] + b',"usage":null}\n\n')  # noqa: PLW2901
+        yield chunk
+
+
+def _summary(payload: bytes, record: CallRecord) -> bool:
+    """Note finish reasons and usage; true for the usage chunk, which has no choices."""
+    try:
+        summary = _summarise(payload)
+    except msgspec.MsgspecError:
+        raise EngineError("the engine sent something that is no OpenAI answer") from None
+    record.finish_reasons += tuple(c.finish_reason for c in summary.choices if c.finish_reason)
+    if usage := summary.usage:
+        details = usage.prompt_tokens_details
+        record.usage = Usage(
+            usage.prompt_tokens or 0, usage.completion_tokens or 0, (details and details.cached_tokens) or 0
+        )
+    return summary.usage is not None and not summary.choices
+
+
+async def cited(call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    """Add ``annotations`` to the message, or to each choice's last delta of a stream."""
+    part = "delta" if call.stream else "message"
+    texts: dict[int, Citations] = {}
+    async for chunk in chunks:
+        body = chunk.body
+        changed = False
+        for choice in body.get("choices", []):
+            citations = texts.setdefault(choice.get("index", 0), Citations(call.passages))
+            changed |= _cite(choice, part, citations)
+        yield Chunk(body=body) if changed else chunk
+
+
+def _cite(choice: dict[str, Any], part: str, citations: Citations) -> bool:
+    message = choice.get(part)
+    if not isinstance(message, dict):
+        return False
+    citations.read(message.get("content") or "")
+    if not choice.get("finish_reason"):
+        return False
+    message["annotations"] = citations.annotations()
+    return True

@@ -1,0 +1,63 @@
+"""Apps for tests: in process, or on a real loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import uvicorn
+import yaml
+from litestar import Litestar
+
+from appliance.app import create_app
+from appliance.config import parse
+from appliance.runtime import Runtime, build
+
+
+def make_runtime(
+    config: Mapping[str, Any] | str, plugins: Mapping[str, object] | None = None, *, folder: Path | None = None
+) -> Runtime:
+    """A runtime from configuration as a mapping or YAML; ``plugins`` are plugin objects by name, no installation needed.
+
+    Retrieval runs in this process. ``folder`` is where relative paths count from; default: a new temporary one.
+    """
+    text = config if isinstance(config, str) else yaml.safe_dump(dict(config))
+    parsed = parse(text, folder=folder or Path(mkdtemp(prefix="appliance-")))
+    parsed.data_path.mkdir(parents=True, exist_ok=True)
+    return build(parsed, extra_plugins=plugins, in_process=True)
+
+
+def make_app(
+    config: Mapping[str, Any] | str, plugins: Mapping[str, object] | None = None, *, folder: Path | None = None
+) -> Litestar:
+    """An app whose lifespan starts and stops everything; ``app.state.runtime`` is its runtime."""
+    return create_app(make_runtime(config, plugins, folder=folder))
+
+
+@asynccontextmanager
+async def serving(app: Litestar) -> AsyncIterator[str]:
+    """Serve an app by a real uvicorn on a free loopback port; yields its base URL, as ``http://127.0.0.1:40123``."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, ws="none", lifespan="on", timeout_graceful_shutdown=2
+            )
+        )
+        task = asyncio.create_task(server._serve(sockets=[listener]))  # noqa: SLF001 - serve() would take over signals
+        try:
+            async with asyncio.timeout(60):
+                while not server.started:
+                    if task.done():
+                        await task
+                        raise RuntimeError("the app did not start; its log says why")
+                    await asyncio.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await asyncio.wait_for(task, 30)

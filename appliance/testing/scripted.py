@@ -1,0 +1,314 @@
+"""A scripted engine: plays a script instead of running a model, and keeps a diary of each call.
+
+As the plugin ``scripted`` it serves configurations without a model: ``options: {reply: "some words"}`` or
+``{echo: true}``. In tests make your own with ``ScriptedPlugin``:
+
+    plugin = ScriptedPlugin([Wait(2), Emit("par"), Emit("tial"), Fail("out of memory")])
+    app = make_app({"models": [{"name": "m", "engine": "scripted"}]}, plugins={"scripted": plugin})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from appliance.config import Strict, convert
+from appliance.context import AppContext
+from appliance.errors import BadRequest, ContextLengthExceeded, EngineError
+from appliance.hookspecs import hookimpl
+from appliance.protocols import Engine, EngineFactory, Generation
+from appliance.types import Call, Chunk, ModelSpec
+from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, message_text
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Do nothing for some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Emit:
+    """Say a piece of text, as one token, in one choice."""
+
+    text: str
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class CallTool:
+    """Emit a piece of a tool call's arguments."""
+
+    arguments: str
+    name: str = "tool"
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Break off, as an engine that dies; ``error`` may be any exception."""
+
+    message: str = "the engine broke off"
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """End with another finish reason than ``stop``."""
+
+    reason: str
+
+
+Step: TypeAlias = Wait | Emit | CallTool | Fail | Finish
+Script: TypeAlias = Sequence[Step] | Callable[[Call], Sequence[Step]]
+
+
+@dataclass
+class Diary:
+    """What happened to one call: ``start``, then ``end`` (complete), ``abort`` (closed early) or ``fail``."""
+
+    call: Call
+    events: list[str] = field(default_factory=list)
+
+
+class ScriptedEngine:
+    """Plays its script for every call. ``max_context`` is in words."""
+
+    def __init__(self, script: Script, *, max_context: int = 8192) -> None:
+        self.script = script
+        self.max_context = max_context
+        self.diaries: list[Diary] = []
+        self.running = 0
+        self._ready = False
+
+    @property
+    def ready(self) -> bool:
+        """True between start and stop."""
+        return self._ready
+
+    async def start(self) -> None:
+        """Ready at once."""
+        self._ready = True
+
+    async def stop(self) -> None:
+        """Stopped at once."""
+        self._ready = False
+
+    async def generate(self, call: Call) -> Generation:
+        """Accept a call. Raises ContextLengthExceeded for prompts longer than ``max_context`` words."""
+        if isinstance(call.request, EmbeddingRequest):
+            raise BadRequest(f"model {call.model} makes no embeddings", param="model")
+        words = prompt_words(call.request)
+        if words > self.max_context:
+            raise ContextLengthExceeded(
+                f"the prompt has {words} tokens and the model reads {self.max_context}; shorten it", param="messages"
+            )
+        diary = Diary(call)
+        self.diaries.append(diary)
+        script = self.script(call) if callable(self.script) else self.script
+        return _Performance(self, diary, list(script), words)
+
+
+class _Performance:
+    """One call's script being played."""
+
+    def __init__(self, engine: ScriptedEngine, diary: Diary, script: list[Step], words: int) -> None:
+        self._engine = engine
+        self._diary = diary
+        self._words = words
+        self._bodies = self._play(script)
+        self._open = True
+        diary.events.append("start")
+        engine.running += 1
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        try:
+            return Chunk(body=await anext(self._bodies))
+        except StopAsyncIteration:
+            self._close("end")
+            raise
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._close("fail")
+            raise
+
+    async def aclose(self) -> None:
+        """Abort, if the script is not over."""
+        self._close("abort")
+        await self._bodies.aclose()
+
+    def _close(self, event: str) -> None:
+        if self._open:
+            self._open = False
+            self._engine.running -= 1
+            self._diary.events.append(event)
+
+    async def _play(self, script: list[Step]) -> Any:
+        call = self._diary.call
+        writer = _Writer(call, self._words)
+        for step in script:
+            if isinstance(step, Wait):
+                await asyncio.sleep(step.seconds)
+            elif isinstance(step, Fail):
+                raise step.error or EngineError("the engine broke off; try again")
+            else:
+                for body in writer.write(step):
+                    yield body
+        for body in writer.finish():
+            yield body
+
+
+class _Writer:
+    """Turns steps into OpenAI bodies: chunks when streaming, one answer otherwise."""
+
+    def __init__(self, call: Call, words: int) -> None:
+        self._call = call
+        self._chat = isinstance(call.request, ChatRequest)
+        self._n = call.request.n or 1
+        self._words = words
+        self._created = int(time.time())
+        self._texts = [""] * self._n
+        self._arguments = [""] * self._n
+        self._reasons: list[str | None] = [None] * self._n
+        self._tokens = 0
+        self._begun: set[int] = set()
+
+    def write(self, step: Emit | CallTool | Finish) -> list[dict[str, Any]]:
+        """What to send for one step; nothing when not streaming."""
+        if isinstance(step, Finish):
+            self._reasons = [step.reason] * self._n
+            return []
+        choices = range(self._n) if step.choice == 0 and self._n > 1 else [step.choice]
+        self._tokens += len(choices)
+        bodies: list[dict[str, Any]] = []
+        for choice in choices:
+            bodies += self._piece(step, choice)
+        return bodies if self._call.stream else []
+
+    def _piece(self, step: Emit | CallTool, choice: int) -> list[dict[str, Any]]:
+        bodies = []
+        if self._chat and choice not in self._begun:
+            self._begun.add(choice)
+            bodies.append(self._chunk(choice, {"role": "assistant", "content": ""}))
+        if isinstance(step, Emit):
+            self._texts[choice] += step.text
+            bodies.append(self._chunk(choice, {"content": step.text} if self._chat else step.text))
+        else:
+            self._arguments[choice] += step.arguments
+            function = {"name": step.name, "arguments": step.arguments}
+            delta = {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]}
+            bodies.append(self._chunk(choice, delta))
+        return bodies
+
+    def finish(self) -> list[dict[str, Any]]:
+        """The end: finish reasons and usage, or the whole plain answer."""
+        if not self._call.stream:
+            return [self._answer()]
+        ends = [self._chunk(i, {} if self._chat else "", self._reason(i)) for i in range(self._n)]
+        return [*ends, {**self._head("chunk"), "choices": [], "usage": self._usage()}]
+
+    def _reason(self, choice: int) -> str:
+        return self._reasons[choice] or ("tool_calls" if self._arguments[choice] else "stop")
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = ("chat.completion" if self._chat else "text_completion") + (f".{kind}" if kind and self._chat else "")
+        prefix = "chatcmpl" if self._chat else "cmpl"
+        return {"id": f"{prefix}-{self._call.id}", "object": name, "created": self._created, "model": self._call.model}
+
+    def _chunk(self, choice: int, delta: Any, reason: str | None = None) -> dict[str, Any]:
+        piece = {"delta": delta} if self._chat else {"text": delta}
+        return {**self._head("chunk"), "choices": [{"index": choice, **piece, "logprobs": None, "finish_reason": reason}]}
+
+    def _answer(self) -> dict[str, Any]:
+        choices = [self._choice(i) for i in range(self._n)]
+        return {**self._head(""), "choices": choices, "usage": self._usage()}
+
+    def _choice(self, i: int) -> dict[str, Any]:
+        end = {"index": i, "logprobs": None, "finish_reason": self._reason(i)}
+        if not self._chat:
+            return {**end, "text": self._texts[i]}
+        message: dict[str, Any] = {"role": "assistant", "content": self._texts[i] or None, "refusal": None}
+        if self._arguments[i]:
+            function = {"name": "tool", "arguments": self._arguments[i]}
+            message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+        return {**end, "message": message}
+
+    def _usage(self) -> dict[str, int]:
+        total = self._words + self._tokens
+        return {"prompt_tokens": self._words, "completion_tokens": self._tokens, "total_tokens": total}
+
+
+def prompt_words(request: ChatRequest | CompletionRequest) -> int:
+    """The scripted engine's token count: words of all messages, or of the prompt."""
+    if isinstance(request, ChatRequest):
+        return sum(len(message_text(message).split()) for message in request.messages)
+    return len(request.prompt.split()) if isinstance(request.prompt, str) else len(request.prompt)
+
+
+def last_user_text(call: Call) -> str:
+    """The text of the last user message, or the prompt."""
+    if isinstance(call.request, ChatRequest):
+        return next((message_text(m) for m in reversed(call.request.messages) if m.role == "user"), "")
+    return str(call.request.prompt)
+
+
+class ScriptedOptions(Strict):
+    """Options of a configured scripted engine."""
+
+    reply: str = "This is a scripted answer."
+    echo: bool = False
+    delay: float = 0.0
+    """Seconds before each word."""
+    max_context: int = 8192
+
+
+class ScriptedPlugin:
+    """The plugin with a script of your own; ``engines`` holds the engines it made, by model name."""
+
+    def __init__(self, script: Script | None = None, *, max_context: int = 8192) -> None:
+        self._script = script
+        self._max_context = max_context
+        self.engines: dict[str, ScriptedEngine] = {}
+
+    @property
+    def engine(self) -> ScriptedEngine:
+        """The only engine."""
+        (engine,) = self.engines.values()
+        return engine
+
+    @hookimpl
+    def appliance_engines(self) -> Mapping[str, EngineFactory]:
+        """Provide the engine kind ``scripted``."""
+        return {"scripted": self._make}
+
+    def _make(self, spec: ModelSpec, context: AppContext) -> Engine:
+        options = convert(dict(spec.options), ScriptedOptions, f"{spec.where}.options")
+        script = self._script if self._script is not None else _configured(options)
+        engine = ScriptedEngine(script, max_context=min(self._max_context, options.max_context))
+        self.engines[spec.name] = engine
+        return engine
+
+
+def _configured(options: ScriptedOptions) -> Callable[[Call], Sequence[Step]]:
+    def script(call: Call) -> Sequence[Step]:
+        text = last_user_text(call) if options.echo else options.reply
+        words = [word + " " for word in text.split(" ")]
+        words[-1] = words[-1][:-1]
+        pause = [Wait(options.delay)] if options.delay else []
+        return [step for word in words for step in (*pause, Emit(word))]
+
+    return script
+
+
+@hookimpl
+def appliance_engines() -> Mapping[str, EngineFactory]:
+    """Provide the engine kind ``scripted`` to configurations."""
+    return ScriptedPlugin().appliance_engines()
