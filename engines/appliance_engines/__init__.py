@@ -1,0 +1,1 @@
+"""Engines: vLLM as a supervised child process, and remote OpenAI-compatible servers."""

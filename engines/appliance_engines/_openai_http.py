@@ -1,0 +1,304 @@
+"""Talks to an OpenAI-compatible server: what the ``openai`` and ``vllm`` engines share.
+
+The path of a streamed event is kept short: it is looked at as bytes, never decoded, and costs no task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from appliance.plugin import (
+    Call,
+    Chunk,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    EventSplitter,
+    Generation,
+    RequestError,
+    Upstream,
+    UpstreamError,
+    UpstreamResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+    encode,
+    event_data,
+)
+from appliance_engines._openai_errors import Refusal, error_object
+
+__all__ = ["Answer", "Client", "Stream", "Timeouts", "Unreachable", "encode_request"]
+
+MAX_ANSWER_BYTES = 128 * 1024 * 1024
+"""Largest plain answer; embeddings of many long inputs are large."""
+_TAIL_SECONDS = 1.0
+_PATHS = {"chat": "/chat/completions", "completion": "/completions", "embeddings": "/embeddings"}
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
+_encode_json = msgspec.json.Encoder().encode
+
+
+class Timeouts(msgspec.Struct, frozen=True):
+    """Limits in seconds; None waits for ever."""
+
+    connect: float = 5.0
+    answer: float | None = 600.0
+    """From a plain request to its answer."""
+    first_byte: float | None = 60.0
+    """From a stream's request to its response head."""
+    idle: float | None = 60.0
+    """The longest silence within a stream, also before its first event."""
+
+
+class Unreachable(EngineUnavailable):
+    """503: nobody listens; the server has not seen the request."""
+
+
+class Client:
+    """Sends calls to one server. Holds two pools, as plain and streamed requests wait for their heads differently."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        refusal: Refusal,
+        timeouts: Timeouts,
+        uds: Path | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """``base_url`` ends where ``/chat/completions`` begins; ``refusal`` turns HTTP errors into ours.
+
+        Raises:
+            ValueError: the URL or a header cannot be used.
+        """
+        self.timeouts = timeouts
+        self._refusal = refusal
+        self.plain = Upstream(
+            base_url,
+            uds=uds,
+            headers=headers,
+            connect_timeout=timeouts.connect,
+            head_timeout=timeouts.answer,
+            idle_timeout=timeouts.answer,
+        )
+        self.streams = Upstream(
+            base_url,
+            uds=uds,
+            headers=headers,
+            connect_timeout=timeouts.connect,
+            head_timeout=timeouts.first_byte,
+            idle_timeout=timeouts.idle,
+        )
+
+    async def generate(self, call: Call, model: str, on_failure: Callable[[], None] | None = None) -> Generation:
+        """Send a call under the server's name for the model; return once it is accepted.
+
+        ``on_failure`` is called when a stream fails later.
+
+        Raises:
+            RequestError: see ``Engine.generate``; ``Unreachable`` when no connection could be made.
+        """
+        upstream = self.streams if call.stream else self.plain
+        body, headers = encode_request(call, model), _trace_headers(call)
+        try:
+            response = await upstream.request("POST", _PATHS[call.operation], body, headers)
+        except UpstreamUnreachable as error:
+            raise Unreachable("the model is out of reach; try again", retry_after=1.0) from error
+        except UpstreamTimeout as error:
+            raise EngineTimeout("the model did not answer in time; try again or ask for fewer tokens") from error
+        except UpstreamError as error:
+            raise EngineError("the model's server closed the connection without an answer; try again") from error
+        if response.status != 200:
+            raise self._refusal(response.status, response.headers, await _read(response), call)
+        if call.stream and response.headers.get("content-type", "").startswith("text/event-stream"):
+            return Stream(response, call.model, on_failure)
+        return await self._answer(response, call)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self.plain.aclose()
+        await self.streams.aclose()
+
+    async def _answer(self, response: UpstreamResponse, call: Call) -> Answer:
+        payload = await _read(response)
+        if call.stream:
+            raise EngineError("the model's server does not stream; ask without stream")
+        if payload.lstrip()[:1] != b"{" or (b'"error"' in payload and error_object(payload) is not None):
+            raise EngineError("the model failed to answer; try again")
+        return Answer(Renamer(call.model).rename(payload))
+
+
+class Answer:
+    """A plain answer: one chunk."""
+
+    __slots__ = ("_payload",)
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload: bytes | None = payload
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        payload, self._payload = self._payload, None
+        if payload is None:
+            raise StopAsyncIteration
+        return Chunk(payload=payload)
+
+    async def aclose(self) -> None:
+        """Forget the answer."""
+        self._payload = None
+
+
+class Stream:
+    """A streamed answer: one chunk an event, until ``[DONE]``.
+
+    Comments and empty events are dropped. An event with an error, an end without ``[DONE]`` and a ``[DONE]`` before any
+    finish reason raise: a broken answer never looks whole.
+    """
+
+    __slots__ = ("_closed", "_events", "_finished", "_on_failure", "_rename", "_response", "_splitter")
+
+    def __init__(self, response: UpstreamResponse, model: str, on_failure: Callable[[], None] | None = None) -> None:
+        self._response = response
+        self._on_failure = on_failure
+        self._splitter = EventSplitter()
+        self._rename = Renamer(model).rename
+        self._events: Iterator[bytes] = iter(())
+        self._finished = self._closed = False
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """Return the next event.
+
+        Raises:
+            EngineError: the answer broke off or reports an error. ``EngineTimeout``: the server fell silent.
+        """
+        while True:
+            for event in self._events:
+                if opened := await self._open(event):
+                    return Chunk(self._rename(opened))
+                if self._closed:  # whatever follows [DONE] is no part of the answer
+                    break
+            if self._closed:
+                raise StopAsyncIteration
+            try:
+                self._events = iter(self._splitter.feed(await self._response.__anext__()))
+            except (StopAsyncIteration, UpstreamError, ValueError) as error:  # ValueError: an event over the limit
+                raise await self._failed(_broken(error)) from error
+
+    async def aclose(self) -> None:
+        """Let go of the answer; before its end this closes the connection, on which the server stops generating."""
+        self._closed = True
+        self._events = iter(())
+        await self._response.aclose()
+
+    async def _open(self, event: bytes) -> bytes | None:
+        """The event in its plainest form; nothing if it carries nothing."""
+        if not event.startswith(b"data: {") or event.find(b"\n") != len(event) - 2:
+            return await self._open_unusual(event)
+        if b'"error"' in event and error_object(event[6:]) is not None:
+            raise await self._failed(EngineError("the model failed in the middle of its answer; try again"))
+        if not self._finished and b'"finish_reason":null' not in event and _FINISHED.search(event):
+            self._finished = True
+        return event
+
+    async def _open_unusual(self, event: bytes) -> bytes | None:
+        """The end of the stream, and what is rare but legal: several data lines, no space after the colon."""
+        data = (event_data(event) or b"").strip()
+        if data == b"[DONE]":
+            await self._end()
+        elif data.startswith(b"{"):
+            # In JSON a raw line end can only be white space, so one data line will do.
+            return await self._open(encode(data.replace(b"\n", b" ")))
+        elif data:
+            raise await self._failed(EngineError("the model's server sent what is not an answer; try again"))
+        return None
+
+    async def _end(self) -> None:
+        if not self._finished:
+            raise await self._failed(EngineError("the model's answer ended without being finished; try again"))
+        self._closed = True
+        self._events = iter(())
+        # The end of the body follows at once; having read it, the connection can serve the next call.
+        try:
+            async with asyncio.timeout(_TAIL_SECONDS):
+                async for _ in self._response:
+                    pass
+        except (TimeoutError, UpstreamError):
+            await self._response.aclose()
+
+    async def _failed(self, error: RequestError) -> RequestError:
+        """Close up, then give the error back to be raised."""
+        if not self._closed and self._on_failure is not None:
+            self._on_failure()
+        await self.aclose()
+        return error
+
+
+class Renamer:
+    """Puts the client's name for the model in the place of the server's."""
+
+    __slots__ = ("_name", "_new", "_old", "_same")
+
+    def __init__(self, model: str) -> None:
+        self._name = _encode_json(model)
+        self._new = b'"model":' + self._name
+        self._old = b""
+        self._same = False
+
+    def rename(self, body: bytes) -> bytes:
+        """The body with its first ``model`` field changed; text never matches, as quotes inside it are escaped."""
+        if self._same:
+            return body
+        if not self._old or self._old not in body:
+            self._learn(body)
+        return body.replace(self._old, self._new, 1) if self._old else body
+
+    def _learn(self, body: bytes) -> None:
+        found = _MODEL.search(body)
+        self._old = found[0] if found else b""
+        self._same = found is not None and found[1] == self._name
+
+
+def encode_request(call: Call, model: str) -> bytes:
+    """The body for the server: its own model name, no nulls, and token counts at the end of every stream."""
+    changes: dict[str, object] = {"model": model}
+    if call.operation != "embeddings":
+        changes["stream"] = True if call.stream else None
+        changes["stream_options"] = {"include_usage": True} if call.stream else None
+    request = msgspec.structs.replace(call.request, **changes)
+    extra = getattr(request, "extra", None)
+    if not extra:
+        return _encode_json(request)
+    body = msgspec.to_builtins(request)
+    del body["extra"]
+    return _encode_json({**extra, **body})
+
+
+async def _read(response: UpstreamResponse) -> bytes:
+    try:
+        return await response.read(MAX_ANSWER_BYTES)
+    except UpstreamTimeout as error:
+        raise EngineTimeout("the model stopped in the middle of its answer; try again") from error
+    except UpstreamError as error:
+        raise EngineError("the model's answer broke off; try again") from error
+    finally:
+        await response.aclose()
+
+
+def _broken(error: Exception) -> RequestError:
+    if isinstance(error, UpstreamTimeout):
+        return EngineTimeout("the model stopped in the middle of its answer; try again")
+    return EngineError("the model's answer broke off; try again")
+
+
+def _trace_headers(call: Call) -> dict[str, str] | None:
+    parent = call.headers.get("traceparent")
+    return {"traceparent": parent} if parent and parent.isascii() and parent.isprintable() else None

@@ -1,0 +1,263 @@
+"""The engine ``vllm``: a local model, served by a vLLM process that the appliance starts, watches and stops.
+
+vLLM listens on a unix socket in a folder of mode 0700, never on a port for requests: its control routes stay unreachable.
+
+    models:
+      - name: assistant
+        engine: vllm
+        source: "hf:org/model@revision"
+        options: {max_model_len: 8192, kv_cache_dtype: fp8}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from appliance.plugin import (
+    AppContext,
+    ApplianceError,
+    BadRequest,
+    Call,
+    Child,
+    ConfigError,
+    EngineFactory,
+    EngineUnavailable,
+    Generation,
+    ModelSpec,
+    RequestError,
+    StartError,
+    Upstream,
+    UpstreamError,
+    convert,
+    hookimpl,
+)
+from appliance_engines._openai_errors import refusal
+from appliance_engines._openai_http import Client, Timeouts, Unreachable
+from appliance_engines._vllm_command import (
+    VllmOptions,
+    check_extra_args,
+    check_installed,
+    command,
+    environment,
+    runs_on_cpu,
+)
+from appliance_engines._vllm_log import explain
+
+__all__ = ["VllmEngine", "VllmOptions"]
+
+MAX_SOCKET_PATH = 107
+"""Bytes; the kernel's limit for the path of a unix socket."""
+STOP_SECONDS = 15.0
+"""From the end of the drain to SIGKILL."""
+_HEALTH_SECONDS = 10.0
+_POLL_SECONDS = 0.25
+_TOKEN_SECONDS = 60.0
+_URL = "http://localhost"
+
+
+class VllmEngine:
+    """One model in one vLLM process."""
+
+    def __init__(self, spec: ModelSpec, options: VllmOptions, context: AppContext) -> None:
+        """Starts nothing."""
+        self._spec = spec
+        self._options = options
+        self._context = context
+        self._child: Child | None = None
+        self._client: Client | None = None
+        self._probe: Upstream | None = None
+        self._socket_folder: Path | None = None
+        self._in_doubt = False
+
+    async def start(self) -> None:
+        """Start vLLM and wait for its first token.
+
+        Raises:
+            StartError: with what vLLM said last and where its log is.
+        """
+        await self.stop()
+        if self._spec.path is None:
+            raise StartError(f"{self._spec.where}: {self._spec.name} is not here yet; run: appliance models pull")
+        socket = self._make_socket_path()
+        self._client = self._make_client(socket)
+        self._probe = Upstream(_URL, uds=socket, head_timeout=_TOKEN_SECONDS, idle_timeout=_HEALTH_SECONDS)
+        self._child = self._make_child(socket)
+        try:
+            await self._child.start()
+        except ApplianceError as error:
+            await self.stop()
+            raise StartError(explain(self._spec, self._log_path, str(error))) from error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop vLLM and everything it started."""
+        child, self._child = self._child, None
+        clients = [client for client in (self._client, self._probe) if client is not None]
+        self._client = self._probe = None
+        folder, self._socket_folder = self._socket_folder, None
+        if child is not None:
+            await child.stop()
+        for client in clients:
+            await client.aclose()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def ready(self) -> bool:
+        """True while vLLM answers."""
+        return self._child is not None and self._child.state == "ready"
+
+    async def generate(self, call: Call) -> Generation:
+        """Send the call; while vLLM starts again, wait up to ``queue_timeout`` for it. See ``Engine.generate``."""
+        deadline = asyncio.get_running_loop().time() + self._options.queue_timeout
+        while True:
+            client = await self._wait_usable(deadline)
+            try:
+                return await client.generate(call, self._served_name(call), self._doubt)
+            except Unreachable:  # it died since; nothing of the call has reached it
+                self._doubt()
+            except RequestError as error:
+                if error.status >= 500:
+                    self._doubt()
+                raise
+
+    # -- is it there? ----------------------------------------------------------------------------------
+
+    async def _wait_usable(self, deadline: float) -> Client:
+        while True:
+            client = self._client
+            if client is not None and self.ready and (not self._in_doubt or await self._healthy()):
+                self._in_doubt = False
+                return client
+            if self._is_hopeless() or asyncio.get_running_loop().time() >= deadline:
+                raise EngineUnavailable(f"the model {self._spec.name} is starting; try again", retry_after=5.0)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _is_hopeless(self) -> bool:
+        """Not started, stopped, or crashing again and again: no use in waiting."""
+        return self._child is None or self._child.state in ("stopped", "failed")
+
+    def _doubt(self) -> None:
+        """After a failure the next call first asks whether vLLM is well: its server outlives its engine by seconds."""
+        self._in_doubt = True
+
+    async def _healthy(self) -> bool:
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS):
+                return await self._status("GET", "/health") == 200
+        except TimeoutError:
+            return False
+
+    async def _answers(self) -> bool:
+        """Whether it gives a token, or a vector where the model makes none."""
+        name = self._spec.name
+        status = await self._status("POST", "/v1/completions", {"model": name, "prompt": "a", "max_tokens": 1})
+        if status == 404:
+            status = await self._status("POST", "/v1/embeddings", {"model": name, "input": "a"})
+        return status == 200
+
+    async def _status(self, method: str, path: str, body: Mapping[str, object] | None = None) -> int:
+        """The status vLLM answers with; 0 when it does not answer."""
+        if self._probe is None:
+            return 0
+        try:
+            response = await self._probe.request(method, path, msgspec.json.encode(body) if body else b"")
+            await response.read()
+        except UpstreamError:
+            return 0
+        return response.status
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _served_name(self, call: Call) -> str:
+        return call.model if call.model in self._options.lora_modules else self._spec.name
+
+    @property
+    def _log_path(self) -> Path:
+        return self._context.log_dir / f"{_file_name(self._spec.name)}.log"
+
+    def _make_child(self, socket: Path) -> Child:
+        drain = self._context.config.server.shutdown_grace
+        return Child(
+            name=self._spec.name,
+            # A socket left by a crash would be in the way of the next start.
+            command=[
+                *("/bin/sh", "-c", 'rm -f "$0" && exec "$@"', str(socket)),
+                *command(self._spec, self._options, socket, on_cpu=runs_on_cpu(), drain=drain),
+            ],
+            env=environment(self._options, os.environ),
+            log_path=self._log_path,
+            ready=self._answers,
+            alive=self._healthy,
+            start_timeout=self._options.start_timeout,
+            stop_timeout=drain + STOP_SECONDS,
+        )
+
+    def _make_client(self, socket: Path) -> Client:
+        limit = self._options.timeout
+        return Client(
+            f"{_URL}/v1",
+            uds=socket,
+            refusal=self._refusal,
+            timeouts=Timeouts(answer=limit, first_byte=limit, idle=limit),
+        )
+
+    def _refusal(self, status: int, headers: Mapping[str, str], body: bytes, call: Call) -> RequestError:
+        if status == 404 and call.operation == "embeddings":
+            return BadRequest(f"the model {call.model} makes no embeddings; name one that does", param="model")
+        return refusal(self._spec.where)(status, headers, body, call)
+
+    def _make_socket_path(self) -> Path:
+        """A path short enough for the kernel, in a folder that only we may enter."""
+        folder = self._context.run_dir
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        path = folder / f"{_file_name(self._spec.name)}.sock"
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+            self._socket_folder = Path(tempfile.mkdtemp(prefix="appliance-"))
+            path = self._socket_folder / "vllm.sock"
+        return path
+
+
+def make_engine(spec: ModelSpec, context: AppContext) -> VllmEngine:
+    """The factory for ``engine: vllm``. Raises ConfigError."""
+    where = f"{spec.where}.options"
+    options = convert(dict(spec.options), VllmOptions, where)
+    check_extra_args(spec)
+    check_installed(spec.where)
+    return VllmEngine(spec, _with_full_paths(options, Path(context.config.folder), where), context)
+
+
+@hookimpl
+def appliance_engines() -> Mapping[str, EngineFactory]:
+    """Provide the engine ``vllm``."""
+    return {"vllm": make_engine}
+
+
+def _with_full_paths(options: VllmOptions, folder: Path, where: str) -> VllmOptions:
+    """Paths count from the configuration file, not from wherever the appliance was started."""
+    template = folder / options.chat_template if options.chat_template else None
+    if template is not None and not template.is_file():
+        raise ConfigError(f"{where}.chat_template: {template} does not exist; name a Jinja file")
+    adapters = {name: str(folder / path) for name, path in options.lora_modules.items()}
+    for name, path in adapters.items():
+        if not Path(path).is_dir():
+            raise ConfigError(f"{where}.lora_modules.{name}: {path} is no folder; name the adapter's")
+    return msgspec.structs.replace(options, chat_template=str(template) if template else None, lora_modules=adapters)
+
+
+def _file_name(model: str) -> str:
+    """A file name for a model's name; a changed one gets a digest, so that no two models share it."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:60]
+    return plain if plain == model else f"{plain}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
