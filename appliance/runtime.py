@@ -128,7 +128,7 @@ def build(
     context = AppContext(config=config, database=database)
     plugins.bind(context)
     knowledge = _knowledge(plugins, context, config_path, in_process=in_process)
-    models = build_models(config, plugins.engines(), context, ModelStore(config.data_path / "models"), knowledge)
+    models = build_models(config, plugins.engines(), context, model_store(config, plugins), knowledge)
     return Runtime(
         config=config,
         plugins=plugins,
@@ -140,6 +140,11 @@ def build(
         knowledge=knowledge,
         health_checks=plugins.health_checks(),
     )
+
+
+def model_store(config: Config, plugins: Plugins) -> ModelStore:
+    """The store of pulled models, with the sources that plugins provide."""
+    return ModelStore(config.data_path / "models", plugins.model_sources(), Path(config.folder))
 
 
 def _knowledge(plugins: Plugins, context: AppContext, config_path: Path | None, *, in_process: bool) -> Knowledge | None:

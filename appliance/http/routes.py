@@ -10,7 +10,7 @@ from typing import Any
 from litestar import Response
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
 
-from appliance.http import chat, file_batches, files, health, models, objects, openapi, store_files, vector_stores
+from appliance.http import chat, health, models, openapi
 from appliance.http.guard import ACTION, PUBLIC
 from appliance.http.tools import HttpRequest
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -32,9 +32,6 @@ class Entry:
 
 
 _hot = {route.path: route for route in chat.HOT_ROUTES}
-_STORE, _FILES = "/v1/vector_stores", "/v1/files"
-_ONE = f"{_STORE}/{{vector_store_id:str}}"
-_BATCH = f"{_ONE}/file_batches"
 
 TABLE: tuple[Entry, ...] = (
     Entry("POST", "/v1/chat/completions", "models.use", "Answer a chat", _hot["/v1/chat/completions"], ChatRequest),
@@ -42,11 +39,6 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", "/v1/embeddings", "models.use", "Embed texts", _hot["/v1/embeddings"], EmbeddingRequest),
     Entry("GET", "/v1/models", "models.read", "List the models", models.list_models, None, models.ModelList),
     Entry("GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model, None, models.ModelObject),
-    Entry("POST", _FILES, "files.write", "Upload a file", files.upload, None, objects.FileObject),
-    Entry("GET", _FILES, "files.read", "List files", files.list_files, None, objects.FileObject),
-    Entry("GET", f"{_FILES}/{{file_id:str}}", "files.read", "Get a file", files.get_file, None, objects.FileObject),
-    Entry("DELETE", f"{_FILES}/{{file_id:str}}", "files.write", "Delete a file", files.delete_file),
-    Entry("GET", f"{_FILES}/{{file_id:str}}/content", "files.read", "Download a file", files.content),
     Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, None, health.Health),
     Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, None, health.Health),
     Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document),
