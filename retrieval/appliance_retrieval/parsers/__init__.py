@@ -1,0 +1,48 @@
+"""The ``documents`` plugin: reads text, source code, HTML, PDF, Word, PowerPoint and Excel files.
+
+What a file is, its first bytes say; where they say nothing, the suffix does, then the media type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from appliance.plugin import Document, InvalidFile, Parser, hookimpl
+from appliance_retrieval.parsers import html, office, pdf, text
+from appliance_retrieval.parsers.kinds import MEDIA_TYPES, SUFFIXES, Kind, kind_of
+
+_READERS: dict[Kind, Callable[[Path, str | None], Document]] = {
+    "text": text.read,
+    "html": html.read,
+    "pdf": pdf.read,
+    "docx": office.read_docx,
+    "pptx": office.read_pptx,
+    "xlsx": office.read_xlsx,
+}
+
+
+class Documents:
+    """Parser for the formats above. Loads a format's library when the first such file comes."""
+
+    suffixes = frozenset(SUFFIXES)
+    media_types = frozenset(MEDIA_TYPES)
+
+    def parse(self, path: Path, filename: str, media_type: str | None) -> Document:
+        """Read a file; ``media_type`` may carry a charset, which then counts.
+
+        Raises:
+            InvalidFile: it is empty, broken or holds no text. UnsupportedFile: it is encrypted or of another kind.
+        """
+        if path.stat().st_size == 0:
+            raise InvalidFile("the file is empty (0 bytes); upload it again with its content")
+        document = _READERS[kind_of(path, filename, media_type)](path, media_type)
+        if not document.text.strip():
+            raise InvalidFile("the file holds no text, only white space or pictures; upload one with text")
+        return document
+
+
+@hookimpl
+def appliance_parsers() -> Sequence[Parser]:
+    """One parser for all formats, so that a wrong suffix leads to the right reader."""
+    return [Documents()]

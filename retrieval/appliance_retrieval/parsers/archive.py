@@ -1,0 +1,69 @@
+"""Refuses hostile zip-based documents before any library opens them."""
+
+from __future__ import annotations
+
+import lzma
+import zipfile
+import zlib
+from pathlib import Path
+
+from appliance.plugin import InvalidFile, UnsupportedFile
+
+MAX_BYTES = 512 * 2**20
+"""Unpacked size of a document."""
+MAX_RATIO = 100
+"""Unpacked size over size on disk."""
+MAX_ENTRIES = 10_000
+_SMALL = 2**20
+"""Below this unpacked size the ratio does not matter: a nearly empty template packs very well."""
+_ENCRYPTED = 0x1
+_BLOCK = 2**20
+_ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OSError, zlib.error, lzma.LZMAError)
+_DECLARATIONS = tuple(
+    f"<!{word}".encode(encoding) for word in ("DOCTYPE", "ENTITY") for encoding in ("ascii", "utf-16-le", "utf-16-be")
+)
+
+
+def check(path: Path) -> None:
+    """Check sizes and XML of a docx, pptx or xlsx file.
+
+    zipfile never unpacks more of an entry than its header declares, so declared sizes bound the real ones.
+
+    Raises:
+        InvalidFile: damaged, a zip bomb, or XML with a document type. UnsupportedFile: encrypted.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            _check_sizes(entries, path.stat().st_size)
+            for entry in entries:
+                if entry.filename.lower().endswith((".xml", ".rels", ".vml")):
+                    _check_xml(archive, entry)
+    except _ZIP_ERRORS as error:
+        raise InvalidFile(f"the document is damaged ({type(error).__name__}); save it again and upload it") from error
+
+
+def _check_sizes(entries: list[zipfile.ZipInfo], packed: int) -> None:
+    if len(entries) > MAX_ENTRIES:
+        raise InvalidFile(f"the document unpacks to {len(entries)} files, over the limit of {MAX_ENTRIES}; split it")
+    unpacked = sum(entry.file_size for entry in entries)
+    if unpacked > MAX_BYTES:
+        raise InvalidFile(f"the document unpacks to {unpacked} bytes, over the limit of {MAX_BYTES}; split it")
+    if unpacked > _SMALL and unpacked > MAX_RATIO * packed:
+        raise InvalidFile(
+            f"the document unpacks to more than {MAX_RATIO} times its size, as zip bombs do; save it again"
+        )
+    if any(entry.flag_bits & _ENCRYPTED for entry in entries):
+        raise UnsupportedFile("the document is encrypted; remove its password and upload it again")
+
+
+def _check_xml(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    """Refuse document types: no Office program writes one, and they are the way to entities and outside files."""
+    tail = b""
+    with archive.open(entry) as file:
+        while block := file.read(_BLOCK):
+            if any(word in tail + block for word in _DECLARATIONS):
+                raise InvalidFile(
+                    f"{entry.filename[:80]} in the document declares XML entities, which is not allowed; save it again"
+                )
+            tail = block[-32:]
