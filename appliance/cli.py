@@ -17,7 +17,11 @@ from appliance.errors import ApplianceError
 
 DEFAULT_CONFIG = "appliance.yaml"
 config_option = click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), default=DEFAULT_CONFIG, show_default=True,
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_CONFIG,
+    show_default=True,
     help="The configuration file.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -47,8 +51,13 @@ class Cli(click.Group):
         from appliance.plugins import Plugins
 
         path = Path(_option(sys.argv, "--config") or DEFAULT_CONFIG)
-        if path.exists():
+        if not path.exists():
+            return
+        try:
             Plugins(load(path)).commands(self)
+        except ApplianceError as error:
+            # Help and our own commands must work also beside a broken configuration.
+            click.echo(f"warning: commands of plugins are missing: {error}", err=True)
 
 
 def _option(arguments: list[str], name: str) -> str | None:
