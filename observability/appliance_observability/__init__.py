@@ -1,0 +1,1 @@
+"""Observability: traces, metrics, logs of calls."""

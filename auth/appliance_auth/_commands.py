@@ -1,0 +1,181 @@
+"""``appliance keys``: make, list and revoke API keys, while the server runs or not."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import click
+import msgspec
+
+from appliance.plugin import ApplianceError, KeyStore, StoredKey
+
+SCOPES = ("inference", "files", "metrics", "admin", "*")
+_DEFAULT_SCOPES = ("inference", "files")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    default=Path("appliance.yaml"),
+    show_default=True,
+    help="The configuration.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+
+
+class Lifetime(click.ParamType[int]):
+    """A length of time such as ``30d``, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Raises click's UsageError for anything else."""
+        match = re.fullmatch(r"([1-9][0-9]{0,8})([smhdw])", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no length of time; write a number and s, m, h, d or w, as in 30d", param, ctx)
+        return int(match[1]) * _UNITS[match[2]]
+
+
+def _run(command: Callable[_P, Awaitable[_T]]) -> Callable[_P, _T]:
+    """Run an async command; our own errors become one line and exit code 1."""
+
+    @functools.wraps(command)
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        async def main() -> _T:
+            return await command(*args, **kwargs)
+
+        try:
+            return asyncio.run(main())
+        except ApplianceError as error:
+            raise click.ClickException(str(error)) from error
+
+    return wrapper
+
+
+@click.group()
+def keys() -> None:
+    r"""Make, list and revoke API keys.
+
+    \b
+    Examples:
+      appliance keys create --name alice
+      appliance keys list
+      appliance keys revoke 3f9k2m8x0abc
+    """
+
+
+@keys.command()
+@click.option("--name", required=True, help="Whose key it is, or what for.")
+@click.option("--tenant", default="default", show_default=True, help="Whose data it reaches.")
+@click.option(
+    "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), help="What it may do [default: inference and files]."
+)
+@click.option("--admin", is_flag=True, help="Everything, the same as --scope '*'.")
+@click.option("--model", "models", multiple=True, help="A model it may use [default: all].")
+@click.option("--expires", "expires_in", type=Lifetime(), help="When it ends, as in 30d [default: never].")
+@_config_option
+@_json_option
+@_run
+async def create(  # noqa: PLR0917 - click's options
+    name: str,
+    tenant: str,
+    scopes: tuple[str, ...],
+    admin: bool,
+    models: tuple[str, ...],
+    expires_in: int | None,
+    config_path: Path,
+    as_json: bool,
+) -> None:
+    r"""Make a key and print it. It is shown this once; only its digest is kept.
+
+    \b
+    Examples:
+      appliance keys create --name alice
+      appliance keys create --name batch --tenant team-a --model smollm2 --expires 30d
+      appliance keys create --name ops --admin --json
+    """
+    granted = ("*",) if admin else scopes or _DEFAULT_SCOPES
+    async with KeyStore.open(config_path) as store:
+        stored, text = await store.create(
+            name=name, tenant=tenant, scopes=granted, models=models or None, expires_in=expires_in
+        )
+    if as_json:
+        click.echo(_json({**_shown(stored), "key": text}))
+        return
+    click.echo(text)
+    click.echo(f"Key {stored.id} of {name}. It is not shown again.", err=True)
+
+
+@keys.command("list")
+@_config_option
+@_json_option
+@_run
+async def list_(config_path: Path, as_json: bool) -> None:
+    r"""Show all keys, never their secrets.
+
+    \b
+    Examples:
+      appliance keys list
+      appliance keys list --json
+    """
+    async with KeyStore.open(config_path) as store:
+        found = await store.list()
+    if as_json:
+        click.echo(_json([_shown(key) for key in found]))
+        return
+    rows = [("ID", "NAME", "TENANT", "SCOPES", "MODELS", "CREATED", "STATE"), *map(_row, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@keys.command()
+@click.argument("key_id", metavar="ID")
+@_config_option
+@_json_option
+@_run
+async def revoke(key_id: str, config_path: Path, as_json: bool) -> None:
+    r"""Make a key worthless, for good. A running server refuses it within seconds.
+
+    \b
+    Examples:
+      appliance keys revoke 3f9k2m8x0abc
+    """
+    async with KeyStore.open(config_path) as store:
+        revoked = await store.revoke(key_id)
+    click.echo(_json(_shown(revoked)) if as_json else f"Key {key_id} of {revoked.name} is revoked.")
+
+
+def _shown(key: StoredKey) -> dict[str, object]:
+    return {name: value for name, value in msgspec.structs.asdict(key).items() if name != "digest"}
+
+
+def _row(key: StoredKey) -> tuple[str, ...]:
+    models = "all" if key.models is None else ",".join(key.models)
+    return (key.id, key.name, key.tenant, ",".join(key.scopes), models, _day(key.created_at), _state(key))
+
+
+def _state(key: StoredKey) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {_day(key.revoked_at)}"
+    if key.expires_at is None:
+        return "valid"
+    return f"{'valid until' if key.valid_at(time.time()) else 'expired'} {_day(key.expires_at)}"
+
+
+def _day(seconds: int) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,0 +1,227 @@
+"""Plugin ``api_keys``: callers with keys from ``appliance keys create``.
+
+A key comes as ``Authorization: Bearer``, ``api-key`` or ``x-api-key``, and means the same in each. Nothing is guarded
+until the first key is made, which a running server notices by itself; from then on it stays guarded, also when every
+key is revoked. What goes wrong with a key never shows in the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import click
+import msgspec
+
+from appliance.plugin import (
+    AppContext,
+    ApplianceError,
+    Authenticator,
+    Authorizer,
+    Forbidden,
+    KeyStore,
+    Lifespan,
+    Principal,
+    Strict,
+    Unauthenticated,
+    hookimpl,
+)
+from appliance_auth._commands import keys
+
+log = logging.getLogger("appliance.api_keys")
+_REMEMBERED = 10_000
+"""Keys whose callers are kept in memory."""
+_LONGEST = 128
+"""Longer credentials are not hashed at all."""
+_PRINCIPAL = "key:"
+_SCOPES = {"models": "inference", "files": "files", "vector_stores": "files", "metrics": "metrics"}
+
+
+class ApiKeysSettings(Strict, frozen=True):
+    """``refresh``: seconds until a revoked key is refused, at most; 0 asks the database for every request."""
+
+    refresh: Annotated[float, msgspec.Meta(ge=0, le=5)] = 2.0
+
+
+@hookimpl
+def appliance_settings() -> type[msgspec.Struct]:
+    """The block under ``plugin.api_keys``."""
+    return ApiKeysSettings
+
+
+class ApiKeys:
+    """Recognises keys. Verified ones are remembered by their digest until a key is made or revoked."""
+
+    def __init__(self, store: KeyStore, refresh: float = 2.0) -> None:
+        self._store = store
+        self._refresh = refresh
+        self._known: dict[bytes, tuple[Principal, float]] = {}
+        self._version: tuple[int, int] | None = None
+        self._checked = float("-inf")
+        self._enabled = False
+
+    @property
+    def enabled(self) -> bool:
+        """True once a key was made."""
+        return self._enabled
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
+        """The key's caller; ``None`` without a key of ours. Raises Unauthenticated for one that is not valid."""
+        text = _credential(headers)
+        if text is None:
+            return None
+        if time.monotonic() - self._checked >= self._refresh:
+            await self.refresh()
+        if len(text) > _LONGEST:
+            raise _refusal()
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
+        known = self._known.get(digest) or await self._look_up(text, digest)
+        if known is None or time.time() >= known[1]:
+            raise _refusal()
+        return known[0]
+
+    async def refresh(self) -> None:
+        """Forget what is remembered if any key was made or revoked.
+
+        Raises:
+            Unavailable: the database is out of reach.
+        """
+        before, self._checked = self._checked, time.monotonic()
+        try:
+            version = await self._store.version()
+        except BaseException:
+            self._checked = before
+            raise
+        if version != self._version:
+            self._version = version
+            self._known.clear()
+        self._enabled = self._enabled or version[0] > 0
+
+    async def watch_for_first_key(self) -> None:
+        """Return when a key exists."""
+        while not self._enabled:
+            await asyncio.sleep(max(self._refresh, 0.2))
+            try:
+                await self.refresh()
+            except ApplianceError as error:
+                log.warning("cannot look for API keys: %s", error)
+
+    async def _look_up(self, text: str, digest: bytes) -> tuple[Principal, float] | None:
+        key_id = self._store.key_id_of(text)
+        version = self._version
+        stored = await self._store.find(key_id) if key_id else None
+        if stored is None or not hmac.compare_digest(stored.digest, digest.hex()) or not stored.valid_at(time.time()):
+            return None
+        principal = Principal(
+            id=_PRINCIPAL + stored.id,
+            tenant=stored.tenant,
+            scopes=frozenset(stored.scopes),
+            models=None if stored.models is None else frozenset(stored.models),
+        )
+        found = (principal, float("inf") if stored.expires_at is None else stored.expires_at)
+        if version == self._version:
+            self._remember(digest, found)
+        return found
+
+    def _remember(self, digest: bytes, found: tuple[Principal, float]) -> None:
+        if len(self._known) >= _REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[digest] = found
+
+
+class KeyScopes:
+    """Holds keys to their scopes, and every caller to their models.
+
+    ``inference`` is for models, ``files`` for files and vector stores, ``metrics`` for ``/metrics``, ``admin`` for the
+    rest, ``*`` for everything.
+    """
+
+    async def authorize(self, principal: Principal, action: str, resource: str) -> None:
+        """Raises Forbidden naming what is missing."""
+        if principal.models is not None and action == "models.use" and resource not in principal.models:
+            raise Forbidden(f"you may not use the model {resource}; GET /v1/models lists those you may", param="model")
+        if not principal.id.startswith(_PRINCIPAL) or "*" in principal.scopes:
+            return
+        needed = _scope_of(action)
+        if needed and needed not in principal.scopes:
+            raise Forbidden(f"this key lacks the scope {needed}; make one with keys create --scope {needed}")
+
+
+class Plugin:
+    """One instance an app, so that the hooks share one authenticator."""
+
+    def __init__(self) -> None:
+        self._keys: ApiKeys | None = None
+
+    @hookimpl
+    def appliance_settings(self) -> type[msgspec.Struct]:
+        """The block under ``plugin.api_keys``."""
+        return ApiKeysSettings
+
+    @hookimpl
+    def appliance_authenticators(self, settings: ApiKeysSettings, context: AppContext) -> Sequence[Authenticator]:
+        """Keys as credentials."""
+        return [self._shared(settings, context)]
+
+    @hookimpl
+    def appliance_authorizers(self) -> Sequence[Authorizer]:
+        """Scopes and models of keys."""
+        return [KeyScopes()]
+
+    @hookimpl
+    def appliance_lifespan(self, settings: ApiKeysSettings, context: AppContext) -> Lifespan:
+        """Looks for keys at the start, and for the first one while there is none."""
+        return _life(self._shared(settings, context))
+
+    @hookimpl
+    def appliance_commands(self, cli: click.Group) -> None:
+        """``appliance keys``."""
+        cli.add_command(keys)
+
+    def _shared(self, settings: ApiKeysSettings, context: AppContext) -> ApiKeys:
+        if self._keys is None:
+            self._keys = ApiKeys(KeyStore(context.database), settings.refresh)
+        return self._keys
+
+
+@asynccontextmanager
+async def _life(keys: ApiKeys) -> AsyncIterator[None]:
+    await keys.refresh()
+    watch = asyncio.create_task(keys.watch_for_first_key())
+    try:
+        yield
+    finally:
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+
+
+def _credential(headers: Mapping[str, str]) -> str | None:
+    """The credential that has the prefix of our keys."""
+    bearer = headers.get("authorization", "")
+    if bearer[:7].lower() == "bearer " and (text := bearer[7:].strip()).startswith(KeyStore.prefix):
+        return text
+    for name in ("api-key", "x-api-key"):
+        if (text := headers.get(name, "").strip()).startswith(KeyStore.prefix):
+            return text
+    return None
+
+
+def _refusal() -> Unauthenticated:
+    """The same words for unknown, malformed, revoked and expired keys, and as the core has for none at all."""
+    return Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>")
+
+
+def _scope_of(action: str) -> str | None:
+    """The scope that an action needs; ``None`` if every valid key may do it."""
+    family = action.partition(".")[0]
+    if action in ("models.read", "docs.read"):
+        return None
+    return _SCOPES.get(family, "admin")

@@ -1,0 +1,50 @@
+"""Plugin ``access_log``: one line a finished call, on the logger ``appliance.access``; never content or credentials.
+
+    id=req_1 principal=key:3f9k operation=chat model=smollm2 stream=true status=200 outcome=success ms=812.4
+    ttft_ms=93.1 prompt_tokens=31 completion_tokens=64 cached_tokens=16
+
+(One line in the log.)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+from appliance.plugin import CallRecord, hookimpl
+
+log = logging.getLogger("appliance.access")
+_PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
+
+
+@hookimpl
+def appliance_on_call_finished(record: CallRecord) -> None:
+    """Write the line."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", line(record))
+
+
+def line(record: CallRecord) -> str:
+    """The line of a call, as ``key=value`` pairs; odd values are quoted, so that none can forge a pair or a line."""
+    call, usage = record.call, record.usage
+    fields: dict[str, object] = {
+        "id": call.id,
+        "principal": call.principal.id,
+        "operation": call.operation,
+        "model": call.model,
+        "stream": str(call.stream).lower(),
+        "status": record.status,
+        "outcome": record.outcome,
+        "error": record.error_type,
+        "ms": f"{record.duration * 1000:.1f}",
+        "ttft_ms": None if record.first_token is None else f"{(record.first_token - record.started) * 1000:.1f}",
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens or record.tokens,
+        "cached_tokens": usage.cached_tokens,
+    }
+    return " ".join(f"{key}={_safe(str(value))}" for key, value in fields.items() if value is not None)
+
+
+def _safe(value: str) -> str:
+    return value if _PLAIN.fullmatch(value) else json.dumps(value)

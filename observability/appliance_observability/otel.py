@@ -1,0 +1,134 @@
+"""Plugin ``otel``: one trace a call, from its arrival to the last byte, in OpenTelemetry's GenAI conventions.
+
+    plugin:
+      otel:
+        endpoint: http://collector:4318
+
+The server span is named ``chat {model}``; retrieval and generation are its children; no span per chunk. The caller's
+``traceparent`` is continued. Spans wait in a bounded queue that a thread sends off, so a dead collector costs spans,
+never time. Without an endpoint, here or in OTEL_EXPORTER_OTLP_ENDPOINT, nothing is traced. No global state is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from appliance.plugin import ConfigError, Lifespan, Strict, Telemetry, hookimpl
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from appliance_observability._spans import OtelTelemetry
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_TRACES_PATH = "/v1/traces"
+_SEND_SECONDS = 5.0
+_FLUSH_SECONDS = 5.0
+
+
+class OtelSettings(Strict, frozen=True):
+    """``exporter: memory`` keeps the spans in the process, for tests."""
+
+    exporter: Literal["otlp", "memory"] = "otlp"
+    endpoint: str | None = None
+    """Base URL of an OTLP/HTTP collector; default: the standard environment variables."""
+    service_name: str | None = None
+    """Default: OTEL_SERVICE_NAME, or ``appliance``."""
+    sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    """Share of the calls that are traced, unless the caller's ``traceparent`` says."""
+    capture_content: bool = False
+    """Put the messages of chats and the prompts of completions on the span."""
+
+
+class Plugin:
+    """One instance an app, so that the hooks share one tracer provider."""
+
+    def __init__(self) -> None:
+        self._provider: TracerProvider | None = None
+
+    @hookimpl
+    def appliance_settings(self) -> type[msgspec.Struct]:
+        """The block under ``plugin.otel``."""
+        return OtelSettings
+
+    @hookimpl
+    def appliance_telemetry(self, settings: OtelSettings) -> Telemetry | None:
+        """Traces, if there is somewhere to send them."""
+        if settings.exporter == "otlp" and not _endpoint(settings):
+            return None
+        telemetry = build(settings)
+        self._provider = telemetry.provider
+        return telemetry
+
+    @hookimpl
+    def appliance_lifespan(self) -> Lifespan:
+        """Sends what is left when the server stops."""
+        return self._life()
+
+    @asynccontextmanager
+    async def _life(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            if self._provider is not None:
+                await asyncio.to_thread(within, _FLUSH_SECONDS, self._provider.shutdown)
+
+
+def build(settings: OtelSettings) -> OtelTelemetry:
+    """A tracer of its own. Raises ConfigError for an endpoint that is no URL."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+    from appliance_observability._spans import OtelTelemetry
+
+    name = settings.service_name or os.environ.get("OTEL_SERVICE_NAME") or "appliance"
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": name}),
+        sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
+        shutdown_on_exit=False,
+    )
+    processor, memory = _processor(settings)
+    provider.add_span_processor(processor)
+    return OtelTelemetry(provider, capture_content=settings.capture_content, memory=memory)
+
+
+def within(seconds: float, work: Callable[[], object]) -> None:
+    """Do ``work`` in a thread that is left behind when it takes longer; it never keeps the process alive."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def _processor(settings: OtelSettings) -> tuple[SpanProcessor, InMemorySpanExporter | None]:
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+
+    if settings.exporter == "memory":
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        memory = InMemorySpanExporter()
+        return SimpleSpanProcessor(memory), memory
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return BatchSpanProcessor(OTLPSpanExporter(endpoint=_endpoint(settings), timeout=_SEND_SECONDS)), None
+
+
+def _endpoint(settings: OtelSettings) -> str | None:
+    """The full URL that traces go to."""
+    if settings.endpoint is None and (traces := os.environ.get(_ENDPOINTS[0])):
+        return traces
+    base = settings.endpoint or os.environ.get(_ENDPOINTS[1])
+    if not base:
+        return None
+    if not base.startswith(("http://", "https://")):
+        raise ConfigError("plugin.otel.endpoint: must be an http or https URL, such as http://collector:4318")
+    base = base.rstrip("/")
+    return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH

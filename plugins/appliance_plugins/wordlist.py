@@ -1,0 +1,191 @@
+"""Plugin ``wordlist``: blocks or masks terms in what goes to the model and in what it says.
+
+    plugin:
+      wordlist:
+        block: [kumquat]
+        mask: [email, "project x"]
+
+A blocked term refuses a request, drops a retrieved passage, and ends a choice of an answer with ``finish_reason:
+content_filter``. ``email`` stands for every e-mail address. On streams only the end that may still become a match is
+held back. While answers are filtered, log probabilities are left out of them: they spell the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from appliance.plugin import (
+    BadRequest,
+    Blocked,
+    Call,
+    ChatRequest,
+    Chunk,
+    CompletionRequest,
+    ConfigError,
+    InputFilter,
+    Message,
+    OutputFilter,
+    Passage,
+    Strict,
+    hookimpl,
+)
+from appliance_plugins._answers import Answer
+from appliance_plugins._window import MAX_TERM_CHARACTERS, PATTERNS, Rules, Window
+
+_SLICE = 16_384
+"""Characters looked at between two looks at the event loop; less than a millisecond for ordinary text."""
+_T = TypeVar("_T")
+
+
+class WordlistSettings(Strict, frozen=True):
+    """Terms are matched in upper and lower case and also inside words; names of patterns (``email``) stand for them."""
+
+    block: tuple[str, ...] = ()
+    mask: tuple[str, ...] = ()
+    mask_with: str = "***"
+    apply: tuple[Literal["input", "output"], ...] = ("input", "output")
+
+
+@hookimpl
+def appliance_settings() -> type[msgspec.Struct]:
+    """The block under ``plugin.wordlist``."""
+    return WordlistSettings
+
+
+@hookimpl
+def appliance_input_filters(settings: WordlistSettings) -> Sequence[InputFilter]:
+    """The filter, if it is to look at requests."""
+    return [Wordlist(settings)] if "input" in settings.apply else []
+
+
+@hookimpl
+def appliance_output_filters(settings: WordlistSettings) -> Sequence[OutputFilter]:
+    """The filter, if it is to look at answers."""
+    return [Wordlist(settings)] if "output" in settings.apply else []
+
+
+class Wordlist:
+    """Filters requests, passages and answers. Raises ConfigError for terms that cannot be used."""
+
+    def __init__(self, settings: WordlistSettings) -> None:
+        _check(settings)
+        self._rules = Rules(settings.block, settings.mask, settings.mask_with)
+
+    async def filter_input(self, call: Call) -> Call:
+        """The call with masked messages or prompt. Raises Blocked naming the field, never the term."""
+        if isinstance(call.request, ChatRequest):
+            return _with(call, messages=await self._messages(call.request.messages))
+        if isinstance(call.request, CompletionRequest):
+            prompt = await self._prompt(call.request.prompt)
+            suffix = await self._optional(call.request.suffix, "suffix")
+            return _with(call, prompt=prompt, suffix=suffix)
+        return call
+
+    async def filter_passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
+        """The passages without blocked terms, masked where needed."""
+        kept: list[Passage] = []
+        for passage in passages:
+            text, blocked = await self._filtered(passage.text)
+            if not blocked:
+                kept.append(passage if text == passage.text else msgspec.structs.replace(passage, text=text))
+        return kept
+
+    async def filter_output(self, call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+        """The answer, masked; a choice with a blocked term stops right before it. Ends when nothing can follow."""
+        answer = Answer(self._rules, _choices(call.request), streamed=call.stream)
+        async for chunk in chunks:
+            rewritten = answer.rewrite(chunk)
+            if rewritten is not None:
+                yield rewritten
+            if answer.over:
+                return
+        rest = answer.rest()
+        if rest is not None:
+            yield rest
+
+    async def _messages(self, messages: Sequence[Message]) -> list[Message]:
+        return [await self._message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+    async def _message(self, message: Message, where: str) -> Message:
+        content = message.content
+        if isinstance(content, list):
+            parts = [
+                msgspec.structs.replace(part, text=await self._optional(part.text, f"{where}.content[{i}].text"))
+                for i, part in enumerate(content)
+            ]
+            message = msgspec.structs.replace(message, content=parts)
+        else:
+            message = msgspec.structs.replace(message, content=await self._optional(content, f"{where}.content"))
+        for i, tool_call in enumerate(message.tool_calls or []):
+            masked = await self._text(tool_call.function.arguments, f"{where}.tool_calls[{i}].function.arguments")
+            function = msgspec.structs.replace(tool_call.function, arguments=masked)
+            message = _replaced_call(message, i, function=function)
+        reasoning = await self._optional(message.reasoning_content, f"{where}.reasoning_content")
+        return msgspec.structs.replace(message, reasoning_content=reasoning)
+
+    async def _prompt(self, prompt: str | list[str | int | list[int]]) -> str | list[str | int | list[int]]:
+        if isinstance(prompt, str):
+            return await self._text(prompt, "prompt")
+        texts: list[str | int | list[int]] = []
+        for i, item in enumerate(prompt):
+            if not isinstance(item, str):
+                raise BadRequest("prompts are filtered here, so token ids are not taken; send text", param="prompt")
+            texts.append(await self._text(item, f"prompt[{i}]"))
+        return texts
+
+    async def _optional(self, text: str | None, where: str) -> str | None:
+        return await self._text(text, where) if text else text
+
+    async def _text(self, text: str, where: str) -> str:
+        filtered, blocked = await self._filtered(text)
+        if blocked:
+            raise Blocked(f"{where} holds a term that is not allowed here; leave it out and send again", param=where)
+        return filtered
+
+    async def _filtered(self, text: str) -> tuple[str, bool]:
+        """The masked text, and whether a blocked term cut it short. Long texts let other requests run in between."""
+        if len(text) <= _SLICE:
+            verdict = self._rules.apply(text, final=True)
+            return verdict.text, verdict.blocked
+        window = Window(self._rules)
+        out: list[str] = []
+        for start in range(0, len(text), _SLICE):
+            out.append(window.feed(text[start : start + _SLICE]))
+            await asyncio.sleep(0)
+        out.append(window.finish())
+        return "".join(out), window.blocked
+
+
+def _with(call: Call, **fields: Any) -> Call:
+    return msgspec.structs.replace(call, request=msgspec.structs.replace(call.request, **fields))
+
+
+def _replaced_call(message: Message, position: int, **fields: Any) -> Message:
+    calls = list(message.tool_calls or [])
+    calls[position] = msgspec.structs.replace(calls[position], **fields)
+    return msgspec.structs.replace(message, tool_calls=calls)
+
+
+def _choices(request: Any) -> int:
+    """How many choices the client asked for: ``n`` for each prompt."""
+    prompt = getattr(request, "prompt", None)
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return prompts * (getattr(request, "n", None) or 1)
+
+
+def _check(settings: WordlistSettings) -> None:
+    for key in ("block", "mask"):
+        for i, term in enumerate(getattr(settings, key)):
+            if not term.strip() or len(term) > MAX_TERM_CHARACTERS:
+                raise ConfigError(
+                    f"plugin.wordlist.{key}[{i}]: a term has 1 to {MAX_TERM_CHARACTERS} characters, not only blanks; "
+                    f"change it or name a pattern ({', '.join(PATTERNS)})"
+                )
+    if any(char in '"\\' or char < " " for char in settings.mask_with):
+        raise ConfigError(
+            "plugin.wordlist.mask_with: quotes, backslashes and control characters break JSON arguments; leave them out"
+        )
