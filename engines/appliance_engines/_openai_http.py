@@ -125,10 +125,10 @@ class Client:
 
     async def _answer(self, response: UpstreamResponse, call: Call) -> Answer:
         payload = await _read(response)
-        if call.stream:
-            raise EngineError("the model's server does not stream; ask without stream")
         if payload.lstrip()[:1] != b"{" or (b'"error"' in payload and error_object(payload) is not None):
             raise EngineError("the model failed to answer; try again")
+        if call.stream:
+            raise EngineError("the model's server does not stream; ask without stream")
         return Answer(Renamer(call.model).rename(payload))
 
 

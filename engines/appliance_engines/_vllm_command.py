@@ -70,7 +70,7 @@ class VllmOptions(Strict, frozen=True):
     """As ``{method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}``."""
     enable_lora: bool | None = None
     lora_modules: Mapping[str, str] = {}
-    """Adapter folders by name; a model whose ``alias_of`` is this one and whose name is listed here uses the adapter."""
+    """Adapter folders by name; a model with ``alias_of`` this one uses the adapter of its own name."""
     cpu_offload_gb: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """GiB of weights kept in the machine's memory."""
     kv_transfer: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
 """The engine ``vllm``: a local model, served by a vLLM process that the appliance starts, watches and stops.
 
-vLLM listens on a unix socket in a folder of mode 0700, never on a port for requests: its control routes stay unreachable.
+vLLM listens on a unix socket in a folder of mode 0700, not on a port: its control routes stay unreachable.
 
     models:
       - name: assistant
@@ -90,9 +90,9 @@ class VllmEngine:
         socket = self._make_socket_path()
         self._client = self._make_client(socket)
         self._probe = Upstream(_URL, uds=socket, head_timeout=_TOKEN_SECONDS, idle_timeout=_HEALTH_SECONDS)
-        self._child = self._make_child(socket)
+        self._child = child = self._make_child(socket)
         try:
-            await self._child.start()
+            await child.start()
         except ApplianceError as error:
             await self.stop()
             raise StartError(explain(self._spec, self._log_path, str(error))) from error
@@ -201,6 +201,7 @@ class VllmEngine:
             ready=self._answers,
             alive=self._healthy,
             start_timeout=self._options.start_timeout,
+            probe_timeout=_TOKEN_SECONDS,
             stop_timeout=drain + STOP_SECONDS,
         )
 
