@@ -49,9 +49,13 @@ class _Command:
         self.exited = False
         self.exit_code = 128 + signal.SIGKILL
         guard = os.getpid()
+        started, starting = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             _exec(command, guard, prctl)
+        os.close(starting)
+        os.read(started, 1)  # ends when the command runs: before that, a signal to it would be lost
+        os.close(started)
 
     def reap(self) -> None:
         """Collect every ended child: the command, and orphans that came to the guard."""
@@ -67,8 +71,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="guard.py", description="Run a command that ends with its parent.")
     parser.add_argument("--fd", type=int, required=True, help="read end of the parent's pipe")
     parser.add_argument("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL")
-    parser.add_argument("command", nargs="+", help="the command and its arguments")
-    return parser.parse_args(arguments)
+    parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="the command and its arguments")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Cut here and not by argparse, which would also take away a "--" among the command's own arguments.
+    at = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args([*words[:at], *words[at + 1 : at + 2]])
+    options.command += words[at + 2 :]
+    return options
 
 
 def _prctl() -> Callable[[int, int], None]:
@@ -96,9 +105,13 @@ def _signals() -> Iterator[tuple[int, list[int]]]:
 
 
 def _exec(command: Sequence[str], guard: int, prctl: Callable[[int, int], None]) -> None:
-    """Become the command: own session, killed when the guard is, default signal handling."""
+    """Become the command: own process group, killed when the guard is, default signal handling."""
     try:
-        os.setsid()
+        # A guard that leads its session shares it: whoever started the guard then finds the command by the guard's id.
+        if os.getsid(0) == guard:
+            os.setpgid(0, 0)
+        else:
+            os.setsid()
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:  # the guard died before the line above took effect
             os._exit(127)

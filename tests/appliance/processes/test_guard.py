@@ -129,9 +129,14 @@ def test_a_command_that_cannot_be_started_is_named(start: Start) -> None:
     assert start("/no/such/program").result() == (127, b"cannot start /no/such/program: No such file or directory\n")
 
 
-def test_the_command_leads_a_session_of_its_own(start: Start) -> None:
-    code = "import os, sys; sys.exit(os.getsid(0) != os.getpid() or os.getpgrp() != os.getpid())"
+def test_the_command_has_a_process_group_of_its_own_in_the_guard_s_session(start: Start) -> None:
+    code = "import os, sys; sys.exit(os.getsid(0) != os.getppid() or os.getpgrp() != os.getpid())"
     assert start(sys.executable, "-c", code).result() == (0, b"")
+
+
+def test_the_command_s_own_double_dashes_reach_it(start: Start) -> None:
+    code = "import sys; sys.exit(sys.argv[1:] != ['--', '--fd', '--'])"
+    assert start(sys.executable, "-c", code, "--", "--fd", "--").result() == (0, b"")
 
 
 def test_the_command_does_not_get_the_guard_s_pipe(start: Start) -> None:
