@@ -14,7 +14,7 @@ from litestar.handlers import BaseRouteHandler
 from appliance.errors import PluginError
 from appliance.http.errors import handle
 from appliance.http.guard import ACTION, guard
-from appliance.http.routes import route_handlers
+from appliance.http.routes import TABLE, route_handlers
 from appliance.runtime import Runtime
 
 
@@ -54,9 +54,14 @@ def _lifespan(runtime: Runtime) -> Any:
 def _plugin_routes(runtime: Runtime) -> list[BaseRouteHandler]:
     """Routes of plugins are guarded like all others; those that name no action need ``admin``."""
     handlers = []
+    paths = {entry.path for entry in TABLE}
     for name, handler in runtime.plugins.routes():
         if not handler.paths:
             raise PluginError(f"plugin {name}: a route has no path")
+        taken = handler.paths & paths
+        if taken:
+            raise PluginError(f"plugin {name}: the path {min(taken)} exists already; choose another")
+        paths |= handler.paths
         handler.opt.setdefault(ACTION, "admin")
         handlers.append(handler)
     return handlers

@@ -92,7 +92,10 @@ class Pipeline:
             record.status = 499
             raise
         except BaseException as error:
-            raise self._failed(error, record, span) from error
+            shown = self._failed(error, record, span)
+            if shown is error:
+                raise
+            raise shown from error
         finally:
             await self._record(record, span)
 
@@ -139,8 +142,11 @@ class Pipeline:
     async def _record(self, record: CallRecord, span: TraceSpan) -> None:
         """Runs in a task of its own: a client that leaves now cancels nothing of it."""
         record.finished = time.perf_counter()
-        finish_span(span, record)
-        if self.recorders or self.plugins.watches_calls:
+        try:
+            finish_span(span, record)
+        except Exception:
+            log.exception("the trace of request %s could not be finished", record.call.id)
+        if self.recorders or self.plugins.call_watchers:
             await asyncio.shield(asyncio.ensure_future(self._tell(record)))
 
     async def _tell(self, record: CallRecord) -> None:
@@ -149,12 +155,12 @@ class Pipeline:
                 await recorder.record(record)
             except Exception:
                 log.exception("plugin %s failed to record request %s", name, record.call.id)
-        if self.plugins.watches_calls:
+        for name, watcher in self.plugins.call_watchers:
             try:
-                for answer in self.plugins.on_call_finished(record):
+                for answer in watcher(record=record):
                     await answer
             except Exception:
-                log.exception("a plugin failed in appliance_on_call_finished for request %s", record.call.id)
+                log.exception("plugin %s failed in appliance_on_call_finished for request %s", name, record.call.id)
 
 
 class _Lease:

@@ -7,11 +7,14 @@ misspells a hook or clashes with another stops the boot with its name and the fi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 import click
+import msgspec
 import pluggy
 from litestar.handlers import BaseRouteHandler
 
@@ -19,9 +22,11 @@ from appliance import hookspecs, protocols
 from appliance.config import Config, convert
 from appliance.context import AppContext
 from appliance.errors import ApplianceError, PluginError
-from appliance.types import Call, CallRecord
+from appliance.types import Call
 
+log = logging.getLogger("appliance.plugins")
 GROUP = "appliance"
+MAY_BE_ASYNC = "appliance_on_call_finished"
 _T = TypeVar("_T")
 
 
@@ -30,7 +35,9 @@ def installed() -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
         if point.name in found and found[point.name].value != point.value:
-            raise PluginError(f"plugin {point.name} is provided twice ({found[point.name].value}, {point.value}); uninstall one")
+            raise PluginError(
+                f"plugin {point.name} is provided twice ({found[point.name].value}, {point.value}); uninstall one"
+            )
         found[point.name] = point
     return found
 
@@ -50,6 +57,10 @@ class Plugins:
         self._check_pending()
         for name in self.names:
             self._settings[name] = self._decode_settings(name, config.plugin.get(name))
+        self.call_watchers: Sequence[tuple[str, Callable[..., list[Any]]]] = [
+            (name, self._caller(name, MAY_BE_ASYNC)) for name in self.names if self._implements(name, MAY_BE_ASYNC)
+        ]
+        """Each plugin that implements ``appliance_on_call_finished``, with its hook."""
 
     def bind(self, context: AppContext) -> None:
         """Give the plugins their context; needed before any hook that takes one."""
@@ -66,7 +77,11 @@ class Plugins:
         try:
             plugin: object = available[name].load()
         except ModuleNotFoundError as error:
-            hint = f"pip install 'rag-appliance[{name}]'" if available[name].module.startswith("appliance") else "install it"
+            hint = (
+                f"pip install 'rag-appliance[{name}]'"
+                if available[name].module.startswith("appliance")
+                else "install it"
+            )
             raise PluginError(f"plugin {name} needs the Python package {error.name}; {hint}") from error
         except Exception as error:
             raise PluginError(f"plugin {name} failed to import: {type(error).__name__}: {_one_line(error)}") from error
@@ -79,6 +94,13 @@ class Plugins:
             raise PluginError(f"plugin {name}: {_one_line(error)}; see docs/plugins.md for the hooks") from error
         except ValueError as error:
             raise PluginError(f"plugin {name}: {_one_line(error)}") from error
+        self._refuse_async(name, plugin)
+
+    def _refuse_async(self, name: str, plugin: object) -> None:
+        for caller in self._manager.get_hookcallers(plugin) or []:
+            for impl in caller.get_hookimpls():
+                if impl.plugin is plugin and caller.name != MAY_BE_ASYNC and _is_async(impl.function):
+                    raise PluginError(_MUST_BE_PLAIN.format(name=name, hook=caller.name))
 
     def _check_pending(self) -> None:
         try:
@@ -92,16 +114,16 @@ class Plugins:
             if raw is not None:
                 raise PluginError(f"plugin.{name}: this plugin has no settings; remove the block")
             return None
-        return convert(raw or {}, type_, f"plugin.{name}")
+        if not (inspect.isclass(type_) and issubclass(type_, msgspec.Struct)):
+            raise PluginError(f"plugin {name}: appliance_settings must return a Strict subclass, not {type_!r}")
+        return convert({} if raw is None else raw, type_, f"plugin.{name}")
 
     # -- asking ----------------------------------------------------------------------------------------
 
     def _ask(self, name: str, hook: str, **arguments: Any) -> Any:
         """One plugin's answer to one hook, ``None`` when it does not implement it."""
-        mine = self._manager.get_plugin(name)
-        caller = self._manager.subset_hook_caller(hook, [p for p in self._manager.get_plugins() if p is not mine])
         try:
-            answer = caller(**arguments)
+            answer = self._caller(name, hook)(**arguments)
         except ApplianceError:
             raise
         except Exception as error:
@@ -109,8 +131,16 @@ class Plugins:
         first = answer[0] if isinstance(answer, list) and answer else (None if isinstance(answer, list) else answer)
         if inspect.iscoroutine(first):
             first.close()
-            raise PluginError(f"plugin {name}: {hook} must be a plain function, not async; return objects with async methods")
+            raise PluginError(_MUST_BE_PLAIN.format(name=name, hook=hook))
         return first
+
+    def _caller(self, name: str, hook: str) -> pluggy.HookCaller:
+        """One plugin's share of a hook: pluggy's own order, last registered first, must not matter."""
+        mine = self._manager.get_plugin(name)
+        return self._manager.subset_hook_caller(hook, [p for p in self._manager.get_plugins() if p is not mine])
+
+    def _implements(self, name: str, hook: str) -> bool:
+        return bool(self._caller(name, hook).get_hookimpls())
 
     def _answers(self, hook: str) -> Iterator[tuple[str, Any]]:
         for name in self.names:
@@ -128,18 +158,24 @@ class Plugins:
         merged: dict[str, Any] = {}
         owner: dict[str, str] = {}
         for plugin, mapping in self._answers(hook):
+            _expect(mapping, Mapping, plugin, hook)
             for name, value in mapping.items():
                 if name in merged:
-                    raise PluginError(f"plugins {owner[name]} and {plugin} both provide the {kind} {name}; remove one of them")
+                    raise PluginError(
+                        f"plugins {owner[name]} and {plugin} both provide the {kind} {name}; remove one of them"
+                    )
                 merged[name], owner[name] = value, plugin
         return merged
 
     def _listed(self, hook: str, protocol: type[_T] | None = None) -> list[tuple[str, Any]]:
         """Flatten the sequences of all plugins, each item with its plugin's name."""
-        items = [(plugin, item) for plugin, answer in self._answers(hook) for item in answer]
+        items: list[tuple[str, Any]] = []
+        for plugin, answer in self._answers(hook):
+            _expect(answer, Sequence, plugin, hook)
+            items += [(plugin, item) for item in answer]
         for plugin, item in items:
-            if protocol is not None and not isinstance(item, protocol):
-                raise PluginError(f"plugin {plugin}: {hook} returned {type(item).__name__}, which is no {protocol.__name__}")
+            if protocol is not None:
+                _expect(item, protocol, plugin, hook)
         return items
 
     # -- one method a hook -----------------------------------------------------------------------------
@@ -163,6 +199,10 @@ class Plugins:
     def parsers(self) -> list[protocols.Parser]:
         """Parsers in order."""
         return [item for _, item in self._listed("appliance_parsers", protocols.Parser)]
+
+    def parser_names(self) -> tuple[str, ...]:
+        """The plugins that provide parsers, in order."""
+        return tuple(dict.fromkeys(name for name, _ in self._listed("appliance_parsers", protocols.Parser)))
 
     def chunkers(self) -> dict[str, protocols.Chunker]:
         """Chunkers by name."""
@@ -199,6 +239,8 @@ class Plugins:
     def telemetry(self) -> protocols.Telemetry | None:
         """The one telemetry, if a plugin provides it."""
         found = list(self._answers("appliance_telemetry"))
+        for plugin, item in found:
+            _expect(item, protocols.Telemetry, plugin, "appliance_telemetry")
         if len(found) > 1:
             raise PluginError(f"plugins {found[0][0]} and {found[1][0]} both provide telemetry; list only one of them")
         return found[0][1] if found else None
@@ -214,26 +256,40 @@ class Plugins:
 
     def lifespans(self) -> list[tuple[str, protocols.Lifespan]]:
         """Context managers around the server's life, in order."""
-        return list(self._answers("appliance_lifespan"))
+        found = list(self._answers("appliance_lifespan"))
+        for plugin, item in found:
+            _expect(item, AbstractAsyncContextManager, plugin, "appliance_lifespan")
+        return found
 
     def health_checks(self) -> dict[str, protocols.HealthCheck]:
         """Readiness checks by name."""
         return self._named("appliance_health_checks", "health check")
 
     def on_error(self, error: BaseException, call: Call | None) -> ApplianceError | None:
-        """The first plugin's translation of a foreign exception."""
-        translated: ApplianceError | None = self._manager.hook.appliance_on_error(error=error, call=call)
-        return translated
+        """The first plugin's translation of a foreign exception; a translator that fails is logged and passed over."""
+        for name in self.names:
+            try:
+                translated = self._ask(name, "appliance_on_error", error=error, call=call)
+                if translated is not None:
+                    _expect(translated, ApplianceError, name, "appliance_on_error")
+                    return translated  # type: ignore[no-any-return]
+            except Exception:
+                log.exception("plugin %s failed in appliance_on_error", name)
+        return None
 
-    @property
-    def watches_calls(self) -> bool:
-        """True if some plugin implements ``appliance_on_call_finished``; a hook call costs more than this."""
-        return bool(self._manager.hook.appliance_on_call_finished.get_hookimpls())
 
-    def on_call_finished(self, record: CallRecord) -> list[Awaitable[None]]:
-        """Notify; what came back is to be awaited."""
-        answers: list[Any] = self._manager.hook.appliance_on_call_finished(record=record)
-        return [answer for answer in answers if inspect.isawaitable(answer)]
+_MUST_BE_PLAIN = "plugin {name}: {hook} must be a plain function, not async; return objects with async methods"
+
+
+def _is_async(function: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _expect(value: object, type_: type, plugin: str, hook: str) -> None:
+    if not isinstance(value, type_) or isinstance(value, str):
+        raise PluginError(
+            f"plugin {plugin}: {hook} returned {type(value).__name__}, which is no {type_.__name__}; see docs/plugins.md"
+        )
 
 
 def _one_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from appliance.config import Config
 from appliance.context import AppContext
-from appliance.errors import ApplianceError, ConfigError
+from appliance.errors import ApplianceError, ConfigError, StartError
 from appliance.filtering import Filters
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import Retriever
@@ -56,14 +56,14 @@ class Runtime:
                 self._held.push_async_callback(self.knowledge.stop)
             for name, lifespan in self.plugins.lifespans():
                 log.debug("plugin %s starts", name)
-                await self._held.enter_async_context(lifespan)
+                await _or_start_error(self._held.enter_async_context(lifespan), f"plugin {name}")
         except BaseException:
             await self.stop()
             raise
 
     async def start_engines(self) -> None:
         """Start every engine and the worker at once; the first that fails stops the rest. Raises StartError."""
-        parts = [engine.start() for engine in self.models.engines().values()]
+        parts = [_or_start_error(engine.start(), f"model {name}") for name, engine in self.models.engines().items()]
         if self.knowledge:
             parts.append(self.knowledge.start())
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -81,7 +81,10 @@ class Runtime:
         for result in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(result, BaseException):
                 log.error("an engine did not stop cleanly: %s", result)
-        await self._held.aclose()
+        try:
+            await self._held.aclose()
+        except Exception:
+            log.exception("a plugin did not stop cleanly")
 
     async def ill(self) -> dict[str, str]:
         """What is not well, by part; empty when requests can be answered."""
@@ -92,6 +95,20 @@ class Runtime:
             found["server"] = "is shutting down"
         results = await asyncio.gather(*(_check(check) for check in self.health_checks.values()))
         return found | {name: text for name, text in zip(self.health_checks, results, strict=True) if text}
+
+
+async def _or_start_error(start: Awaitable[None], what: str) -> None:
+    """A foreign exception at the start is told in one line, as our own are; the log has the rest."""
+    try:
+        await start
+    except ApplianceError:
+        raise
+    except Exception as error:
+        log.debug("%s failed to start", what, exc_info=True)
+        told = " ".join(str(error).split())
+        raise StartError(
+            f"{what} failed to start: {type(error).__name__}: {told} (observability.log_level: debug shows more)"
+        ) from error
 
 
 def _ready(engine: Engine) -> bool:
@@ -147,7 +164,9 @@ def model_store(config: Config, plugins: Plugins) -> ModelStore:
     return ModelStore(config.data_path / "models", plugins.model_sources(), Path(config.folder))
 
 
-def _knowledge(plugins: Plugins, context: AppContext, config_path: Path | None, *, in_process: bool) -> Knowledge | None:
+def _knowledge(
+    plugins: Plugins, context: AppContext, config_path: Path | None, *, in_process: bool
+) -> Knowledge | None:
     config = context.config
     if config.retrieval.vector_store is None and config.embedding_model() is None:
         return None
@@ -171,7 +190,9 @@ def _check_embedders(config: Config, plugins: Plugins) -> None:
     kinds = plugins.embedders()
     for i, model in enumerate(config.models):
         if model.embedder is not None and model.embedder not in kinds:
-            raise ConfigError(f"models[{i}].embedder: no listed plugin provides {model.embedder}; list one under plugins")
+            raise ConfigError(
+                f"models[{i}].embedder: no listed plugin provides {model.embedder}; list one under plugins"
+            )
 
 
 def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, context: AppContext) -> Pipeline:
@@ -202,5 +223,7 @@ def _ordered(items: list[tuple[str, _T]], order: tuple[str, ...] | None, where: 
     names = {name for name, _ in items}
     missing = [name for name in order if name not in names]
     if missing:
-        raise ConfigError(f"{where}: plugin {missing[0]} provides no such filter; list it under plugins or remove it here")
+        raise ConfigError(
+            f"{where}: plugin {missing[0]} provides no such filter; list it under plugins or remove it here"
+        )
     return [item for name in order for item in items if item[0] == name]

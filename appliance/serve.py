@@ -8,6 +8,7 @@ import fcntl
 import gc
 import ipaddress
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -106,7 +107,9 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Readiness goes first; running answers get ``server.shutdown_grace`` seconds."""
         self._runtime.draining = True
-        super().handle_exit(sig, frame)
+        # Not uvicorn's own: it would raise the signal again at the end and skip what is still to be stopped.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 async def _start_engines(runtime: Runtime, serving: asyncio.Task[None]) -> bool:
@@ -217,5 +220,3 @@ def _bind_problem(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"port {port} needs root; choose one above 1023 with --port"
     return f"server.host: cannot listen on {host}:{port} ({error.strerror}); check the address"
-
-

@@ -111,8 +111,8 @@ class _Sampling(_Wire):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     structured_outputs: dict[str, Any] | None = None
-    extra: dict[str, Any] | None = None
-    """Unknown fields that the configuration passes on; engines merge them into the body."""
+    extra: Any = None
+    """Not the client's: the unknown fields that the configuration passes on; engines merge them into the body."""
 
 
 class ChatRequest(_Sampling, kw_only=True):

@@ -20,7 +20,7 @@ from appliance.http import errors, validate
 from appliance.http.disconnect import ClientGone, ClientWatch
 from appliance.http.tools import read_body
 from appliance.types import Call, Chunk, Operation
-from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, decoder
+from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, check_depth, decoder
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
@@ -61,7 +61,7 @@ class Route:
         try:
             if cast("Any", scope)["method"] != "POST":
                 raise MethodNotAllowed("this path takes POST only; see GET /openapi.json", allow="POST")
-            body = await read_body(cast("Any", scope["headers"]), receive, runtime.config.server.max_json_bytes)
+            body = await read_body(scope["headers"], receive, runtime.config.server.max_json_bytes)
             call = self._call(scope, body, runtime, request_id)
             async with ClientWatch(receive):
                 await self._answer(call, runtime, reply)
@@ -90,8 +90,8 @@ class Route:
         model = runtime.models.resolve(request.model)
         if model.embeds and self.operation != "embeddings":
             raise BadRequest(f"model {model.name} makes embeddings; use it with /v1/embeddings", param="model")
-        if model.pass_fields and not isinstance(request, EmbeddingRequest):
-            request.extra = self._extra(body, model.pass_fields)
+        if not isinstance(request, EmbeddingRequest):
+            request.extra = self._extra(body, model.pass_fields) if model.pass_fields else None
         return Call(
             id=request_id,
             operation=self.operation,
@@ -105,7 +105,7 @@ class Route:
     def _extra(self, body: bytes, names: frozenset[str]) -> dict[str, Any] | None:
         """Unknown fields that the model's configuration lets through."""
         found = {key: value for key, value in _fields(body).items() if key in names and key not in self._known}
-        validate.check_depth(found, "body")
+        check_depth(found, "body")
         return found or None
 
 

@@ -11,7 +11,17 @@ from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, Mes
 
 MAX_STOP = 16
 MAX_METADATA = 16
-_FREE_FORM = ("tools", "tool_choice", "response_format", "metadata", "functions", "function_call", "structured_outputs", "extra")
+_FREE_FORM = (
+    "tools",
+    "tool_choice",
+    "response_format",
+    "metadata",
+    "functions",
+    "function_call",
+    "structured_outputs",
+    "audio",
+    "prediction",
+)
 
 
 def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
@@ -28,6 +38,8 @@ def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
         _check_tool(tool, f"tools[{i}]")
     if request.top_logprobs is not None and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if request.metadata is not None and len(request.metadata) > MAX_METADATA:
+        raise BadRequest(f"metadata holds more than {MAX_METADATA} keys", param="metadata")
     _check_sampling(request, limits)
     _check_tokens(request.max_completion_tokens, "max_completion_tokens", limits)
 
@@ -37,6 +49,9 @@ def _check_message(message: Message, where: str) -> None:
         raise BadRequest(f"{where}.content is required for role {message.role}", param=f"{where}.content")
     if message.role == "tool" and not message.tool_call_id:
         raise BadRequest(f"{where}.tool_call_id is required for role tool", param=f"{where}.tool_call_id")
+    if isinstance(message.content, list):
+        for i, part in enumerate(message.content):
+            check_depth(part.input_audio, f"{where}.content[{i}].input_audio")
 
 
 def _check_tool(tool: dict[str, Any], where: str) -> None:
@@ -65,6 +80,8 @@ def _check_prompts(prompts: Sequence[Any]) -> None:
         raise BadRequest("prompt must hold texts, token ids or arrays of token ids, not a mixture", param="prompt")
     if "" in prompts or [] in prompts:
         raise BadRequest("prompt holds an empty prompt", param="prompt")
+    if not isinstance(prompts[0], str) and not _is_tokens(prompts) and not all(map(_is_tokens, prompts)):
+        raise BadRequest("prompt holds a number that is no token id", param="prompt")
 
 
 def check_embedding(request: EmbeddingRequest, limits: LimitsConfig) -> None:
@@ -75,7 +92,9 @@ def check_embedding(request: EmbeddingRequest, limits: LimitsConfig) -> None:
     if not isinstance(raw, list) or not raw:
         raise BadRequest("input must be a text, or an array of at least one text or token array", param="input")
     if len(raw) > limits.max_embedding_inputs and not all(type(item) is int for item in raw):
-        raise BadRequest(f"input holds more than {limits.max_embedding_inputs} entries; send several requests", param="input")
+        raise BadRequest(
+            f"input holds more than {limits.max_embedding_inputs} entries; send several requests", param="input"
+        )
     if not _is_tokens(raw) and not all(item and (isinstance(item, str) or _is_tokens(item)) for item in raw):
         raise BadRequest("input must hold texts or arrays of token ids, none of them empty", param="input")
 

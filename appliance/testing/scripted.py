@@ -50,10 +50,16 @@ class CallTool:
 
 @dataclass(frozen=True)
 class Fail:
-    """Break off, as an engine that dies; ``error`` may be any exception."""
+    """Break off, as an engine that dies; with a ``message`` by a foreign exception, whose text no client must see."""
 
-    message: str = "the engine broke off"
+    message: str | None = None
     error: BaseException | None = None
+
+    def exception(self) -> BaseException:
+        """What to raise."""
+        if self.error is not None:
+            return self.error
+        return EngineError("the engine broke off; try again") if self.message is None else RuntimeError(self.message)
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ class _Performance:
             if isinstance(step, Wait):
                 await asyncio.sleep(step.seconds)
             elif isinstance(step, Fail):
-                raise step.error or EngineError("the engine broke off; try again")
+                raise step.exception()
             else:
                 for body in writer.write(step):
                     yield body
@@ -225,7 +231,10 @@ class _Writer:
 
     def _chunk(self, choice: int, delta: Any, reason: str | None = None) -> dict[str, Any]:
         piece = {"delta": delta} if self._chat else {"text": delta}
-        return {**self._head("chunk"), "choices": [{"index": choice, **piece, "logprobs": None, "finish_reason": reason}]}
+        return {
+            **self._head("chunk"),
+            "choices": [{"index": choice, **piece, "logprobs": None, "finish_reason": reason}],
+        }
 
     def _answer(self) -> dict[str, Any]:
         choices = [self._choice(i) for i in range(self._n)]
