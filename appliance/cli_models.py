@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
-from rich.progress import Progress as Bars
 
 from appliance.config import Config, load
 from appliance.errors import ApplianceError, ConfigError
@@ -21,11 +18,12 @@ from appliance.models.store import ModelStore, Version
 from appliance.plugins import Plugins
 from appliance.protocols import Progress
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
 _LINE_SECONDS = 10.0
 """At most this often a line about the same step, where there is no terminal."""
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 _config_option = click.option(
     "--config",
@@ -36,19 +34,6 @@ _config_option = click.option(
     help="The configuration.",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
-
-
-def _one_line_errors(command: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Show our own errors as one line with exit code 1; anything else keeps its traceback."""
-
-    @functools.wraps(command)
-    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        try:
-            return command(*args, **kwargs)
-        except ApplianceError as error:
-            raise click.ClickException(str(error)) from error
-
-    return wrapper
 
 
 @click.group()
@@ -68,7 +53,6 @@ def models() -> None:
 @click.option("--refresh", is_flag=True, help="Ask the source again, although a version is here.")
 @_config_option
 @_json_option
-@_one_line_errors
 def pull(wanted: tuple[str, ...], refresh: bool, config_path: Path, as_json: bool) -> None:
     r"""Bring models to this machine: those named, or all of the configuration.
 
@@ -93,7 +77,6 @@ def pull(wanted: tuple[str, ...], refresh: bool, config_path: Path, as_json: boo
 @click.option("--verify", is_flag=True, help="Read every file and compare it with its hash.")
 @_config_option
 @_json_option
-@_one_line_errors
 def list_(verify: bool, config_path: Path, as_json: bool) -> None:
     r"""Show the models on this machine and those of the configuration that are not.
 
@@ -117,7 +100,6 @@ def list_(verify: bool, config_path: Path, as_json: bool) -> None:
 @click.argument("wanted", metavar="NAME|SOURCE...", nargs=-1, required=True)
 @_config_option
 @_json_option
-@_one_line_errors
 def rm(wanted: tuple[str, ...], config_path: Path, as_json: bool) -> None:
     r"""Delete pulled models, every version of them. Folders of file: sources stay.
 
@@ -148,21 +130,25 @@ def configured_sources(config: Config) -> list[str]:
 
 def pull_all(store: ModelStore, sources: list[str], *, refresh: bool = False) -> dict[str, Path]:
     """Pull one after the other with progress on standard error. Raises StartError at the first that fails."""
-    console = Console(stderr=True)
     pulled: dict[str, Path] = {}
     for source in sources:
-        with _shown(console, source) as progress:
+        with _shown(source) as progress:
             pulled[source] = store.pull(source, progress, refresh=refresh)
     return pulled
 
 
 @contextlib.contextmanager
-def _shown(console: Console, source: str) -> Iterator[Progress]:
-    if not console.is_terminal:
+def _shown(source: str) -> Iterator[Progress]:
+    if not sys.stderr.isatty():
         yield _lines(source)
         return
+    # Not at the top: the server loads this module as well, and never draws a bar.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         yield _bar(bars, source)
 
 
