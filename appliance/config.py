@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -18,8 +18,11 @@ import yaml
 from appliance.errors import ConfigError
 
 _ENV = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
-_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
+_SECRET = re.compile(r"key|secret|token|pass(?!_fields)|credential|authorization|bearer", re.IGNORECASE)
 _T = TypeVar("_T")
+Bytes = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -31,11 +34,11 @@ class ServerConfig(Strict):
 
     host: str = "127.0.0.1"
     port: int = 8000
-    max_json_bytes: int = 8 * 2**20
+    max_json_bytes: Bytes = 8 * 2**20
     """Largest JSON body, in bytes; larger ones get 413."""
-    max_file_bytes: int = 512 * 2**20
+    max_file_bytes: Bytes = 512 * 2**20
     """Largest uploaded file, in bytes."""
-    shutdown_grace: float = 30.0
+    shutdown_grace: Seconds = 30.0
     """Seconds that running answers get to finish on SIGTERM."""
     cors_origins: tuple[str, ...] = ()
     """Browser origins that may call the API."""
@@ -54,7 +57,7 @@ class ModelConfig(Strict):
     """``hf:org/name@revision``, ``file:/folder`` or ``wheel:name==version``."""
     vector_stores: tuple[str, ...] = ()
     """Names or ids of vector stores that every chat with this model searches."""
-    max_num_results: int | None = None
+    max_num_results: Count | None = None
     """How many passages a bound store contributes; default ``retrieval.max_num_results``."""
     pass_fields: tuple[str, ...] = ()
     """Unknown request fields that go to the engine instead of being ignored."""
@@ -80,17 +83,17 @@ class RetrievalConfig(Strict):
     chunk_size: int = 256
     """Tokens a chunk where the client says nothing (``auto``)."""
     chunk_overlap: int = 64
-    max_num_results: int = 5
+    max_num_results: Count = 5
     """Passages put before the model where the client says nothing."""
-    candidates: int = 50
+    candidates: Count = 50
     """How many hits each search leg contributes before fusion."""
     min_similarity: float = 0.3
     """Chat only: a passage that shares no word with the question needs at least this cosine."""
-    max_context_characters: int = 12_000
+    max_context_characters: Count = 12_000
     """Chat only: the passages of one request hold at most this many characters."""
-    parse_timeout: float = 120.0
+    parse_timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 120.0
     """Seconds a parser may take for one file."""
-    parse_memory: int = 2 * 2**30
+    parse_memory: Bytes = 2 * 2**30
     """Bytes of address space a parser may use."""
     stores: tuple[StoreConfig, ...] = ()
 
@@ -104,7 +107,7 @@ class AuthConfig(Strict):
 
 
 class FiltersConfig(Strict):
-    """Order of the filter plugins; default: the order of ``plugins``. A filter that raises blocks, unless it is listed as optional."""
+    """Order of the filter plugins, by default that of ``plugins``. One that raises blocks, unless ``fail_open`` names it."""
 
     input: tuple[str, ...] | None = None
     output: tuple[str, ...] | None = None
@@ -114,19 +117,18 @@ class FiltersConfig(Strict):
 class LimitsConfig(Strict):
     """Caps on a single request. Rates and concurrency belong to the ``limits`` plugin."""
 
-    max_completion_tokens: int | None = None
-    max_choices: int = 16
-    max_messages: int = 2048
-    max_tools: int = 128
-    max_embedding_inputs: int = 2048
+    max_completion_tokens: Count | None = None
+    max_choices: Count = 16
+    max_messages: Count = 2048
+    max_tools: Count = 128
+    max_embedding_inputs: Count = 2048
 
 
 class ObservabilityConfig(Strict):
     """Logs."""
 
-    log_level: str = "info"
-    log_format: str = "text"
-    """``text`` or ``json``."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
 
 class Config(Strict):
@@ -191,11 +193,18 @@ def parse(text: str, *, folder: Path, environ: Mapping[str, str] = os.environ) -
         raise ConfigError(f"the configuration is not YAML: {_one_line(error)}") from None
     except RecursionError:
         raise ConfigError("the configuration is nested too deep") from None
+    except ValueError as error:
+        raise ConfigError(f"the configuration holds a value that is none: {_one_line(error)}; quote it") from None
     if raw is None:
         raw = {}
     if not isinstance(raw, dict):
         raise ConfigError("the configuration must be a mapping with keys such as server, plugins, models")
-    raw = {**_fill_in(raw, "", environ), "folder": str(folder)}
+    if "folder" in raw:
+        raise ConfigError("folder: is where the configuration file lies and cannot be set; remove it")
+    try:
+        raw = {**_fill_in(raw, "", environ), "folder": str(folder)}
+    except RecursionError:
+        raise ConfigError("the configuration is nested too deep, or an anchor (&) holds itself; flatten it") from None
     config = convert(raw, Config, "")
     _check(config)
     return config
@@ -214,6 +223,8 @@ def convert(raw: Any, type_: type[_T], where: str) -> _T:
         place = f"{where}{path.rstrip('`')}".lstrip(".") or "top level"
         known = _known_keys(type_, message)
         raise ConfigError(f"{place}: {message[0].lower()}{message[1:]}{known}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where or 'top level'}: {_one_line(error)}; see docs/configuration.md") from None
 
 
 def _known_keys(type_: type[Any], message: str) -> str:
@@ -257,7 +268,10 @@ def _retyped(filled: str, template: str) -> Any:
     """A value that is one variable and nothing else may be a number or boolean, as YAML would read it."""
     if not _ENV.fullmatch(template):
         return filled
-    value = yaml.safe_load(filled) if filled else filled
+    try:
+        value = yaml.safe_load(filled) if filled else filled
+    except (yaml.YAMLError, ValueError):
+        return filled
     return value if isinstance(value, int | float) else filled
 
 
@@ -266,10 +280,14 @@ def _check(config: Config) -> None:
     _check_retrieval(config)
     unlisted = sorted(set(config.plugin) - set(config.plugins))
     if unlisted:
-        raise ConfigError(f"plugin.{unlisted[0]}: the plugin is not listed under plugins; list it there or remove this block")
+        raise ConfigError(
+            f"plugin.{unlisted[0]}: the plugin is not listed under plugins; list it there or remove this block"
+        )
     repeated = sorted({name for name in config.plugins if config.plugins.count(name) > 1})
     if repeated:
         raise ConfigError(f"plugins: {repeated[0]} is listed twice; remove one")
+    if not config.data_dir or "\0" in config.data_dir:
+        raise ConfigError("data_dir: must name a folder")
     if not 0 <= config.server.port <= 65535:
         raise ConfigError("server.port: must be between 0 and 65535")
 
@@ -307,14 +325,24 @@ def check_chunking(size: int, overlap: int, size_where: str, overlap_where: str)
 
 
 def masked(value: Any, key: str = "") -> Any:
-    """The same plain values with everything that looks like a secret replaced by ``***``."""
+    """The same plain values; what looks like a secret, by its key or an argument's name, is replaced by ``***``."""
     if isinstance(value, dict):
         return {name: masked(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [masked(item, key) for item in value]
-    if isinstance(value, str) and value and _SECRET.search(key):
+        return [masked(item, _argument(before) or key) for before, item in zip(["", *value], value, strict=False)]
+    if not isinstance(value, str) or not value:
+        return value
+    if _SECRET.search(key):
         return "***"
-    return re.sub(r"//([^:/@\s]*):[^@/\s]+@", r"//\1:***@", value) if isinstance(value, str) else value
+    name, equals, _ = value.partition("=")
+    if equals and _SECRET.search(_argument(name)):
+        return f"{name}=***"
+    return re.sub(r"//([^:/@\s]*):[^@/\s]+@", r"//\1:***@", value)
+
+
+def _argument(value: Any) -> str:
+    """A command-line option's name, whose value may follow it; else nothing."""
+    return value if isinstance(value, str) and value.startswith("--") and "=" not in value else ""
 
 
 def _one_line(error: Exception) -> str:

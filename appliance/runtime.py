@@ -200,6 +200,9 @@ def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, con
     retriever = None
     if knowledge and config.retrieval.vector_store:
         retriever = Retriever(knowledge, StoreDirectory(context.database), config.retrieval)
+    inputs = _ordered(plugins.input_filters(), config.filters.input, "filters.input")
+    outputs = _ordered(plugins.output_filters(), config.filters.output, "filters.output")
+    _ordered([*inputs, *outputs], config.filters.fail_open, "filters.fail_open")
     return Pipeline(
         plugins=plugins,
         models=models,
@@ -208,8 +211,8 @@ def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, con
         authorizers=plugins.authorizers(),
         admitters=plugins.admitters(),
         filters=Filters(
-            inputs=_ordered(plugins.input_filters(), config.filters.input, "filters.input"),
-            outputs=_ordered(plugins.output_filters(), config.filters.output, "filters.output"),
+            inputs=inputs,
+            outputs=outputs,
             fail_open=frozenset(config.filters.fail_open),
         ),
         recorders=plugins.recorders(),
