@@ -1,4 +1,4 @@
-"""Finds the vector stores that a chat names, by id or, for configured models, by name."""
+"""Finds vector stores by id or name, for one tenant."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from appliance.errors import NotFound
 from appliance.storage import stores
 from appliance.storage.database import Database
 
+PREFIX = "vs_"
+
 
 class StoreDirectory:
-    """Names and ids of vector stores, within a tenant."""
+    """Turns what clients and configurations write into ids. Ids pass as they are: the search itself checks them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def resolve(self, tenant: str, references: Sequence[str]) -> tuple[str, ...]:
-        """The ids behind ids and names, each once. Raises NotFound for the first that the tenant does not have."""
-        found: dict[str, None] = {}
-        async with self._database.session() as session:
-            for reference in references:
-                if reference.startswith("vs_"):
-                    found[(await stores.get(session, tenant, reference)).id] = None
-                    continue
-                named = await stores.by_name(session, tenant, reference)
-                if named is None:
+    async def resolve(self, tenant: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Ids in the same order, each once. Raises NotFound for a name that no store of the tenant has."""
+        if all(name.startswith(PREFIX) for name in names):
+            return tuple(dict.fromkeys(names))
+        async with self._database.session(write=False) as session:
+            found: dict[str, None] = {}
+            for name in names:
+                store = None if name.startswith(PREFIX) else await stores.by_name(session, tenant, name)
+                if store is None and not name.startswith(PREFIX):
                     raise NotFound(
-                        f"no vector store is named {reference[:64]!r}; POST /v1/vector_stores makes one",
+                        f"no vector store has the name or id {name[:64]!r}; GET /v1/vector_stores lists them",
                         param="vector_store_ids",
                     )
-                found[named.id] = None
+                found[store.id if store else name] = None
         return tuple(found)

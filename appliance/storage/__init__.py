@@ -1,0 +1,1 @@
+"""What the appliance keeps: rows in a database, file bytes on the disk."""

@@ -1,0 +1,56 @@
+"""What the server asks of retrieval: ``LocalKnowledge`` in this process, or ``RemoteKnowledge`` in the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from appliance.knowledge.filters import Attributes
+from appliance.types import Embeddings, Passage, Scope, Search, StoredChunk
+
+
+class Knowledge(Protocol):
+    """Search, embeddings and ingestion.
+
+    Every method may raise ``RetrievalUnavailable``; stores and files of another tenant are ``NotFound``.
+    """
+
+    async def start(self) -> None:
+        """Load models and open the vector store. Raises StartError with the fix."""
+
+    async def stop(self) -> None:
+        """Let go of everything; ingestions under way are taken up by the next start. Idempotent."""
+
+    @property
+    def ready(self) -> bool:
+        """True while calls can be answered."""
+        ...
+
+    async def search(self, search: Search, scope: Scope) -> list[Passage]:
+        """The best passages of some stores, best first; ``search.store_ids`` are ids.
+
+        Raises:
+            NotFound: a store does not exist in the tenant.
+            Conflict: a store has expired, is being deleted, or holds vectors of another embedding model.
+        """
+        ...
+
+    async def embed(self, model: str, inputs: Sequence[str | Sequence[int]]) -> Embeddings:
+        """Embed texts or arrays of token ids with a configured embedding model. Raises ModelNotFound, BadRequest."""
+        ...
+
+    async def remove_file(self, store_id: str, file_id: str) -> None:
+        """Take a file out of a store: ends its ingestion, deletes its chunks, then its row. May be repeated."""
+
+    async def remove_store(self, store_id: str) -> None:
+        """Delete a store with everything in it. May be repeated."""
+
+    async def set_attributes(self, store_id: str, file_id: str, attributes: Attributes) -> None:
+        """Replace a file's attributes in a store, in its row and in its chunks."""
+
+    async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
+        """All chunks of a file, in order. Raises NotFound, or Conflict while it is not completed."""
+        ...
+
+    def wake(self) -> None:
+        """There may be new work in the database. Cheap; never raises."""

@@ -1,0 +1,244 @@
+"""The ingestion worker's loop: claims jobs, runs a few at once, and takes things out again.
+
+A job is a row made in the same transaction as the attachment. It is claimed by a lease and goes when the file's row
+says what came of it, so that whatever kills the worker, the next one takes the job up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from contextlib import suppress
+
+from appliance.errors import ApplianceError, IngestionError, RequestError
+from appliance.knowledge.filters import Attributes
+from appliance.knowledge.indexing import Indexer
+from appliance.knowledge.sealing import Key, Sealer
+from appliance.protocols import VectorStore
+from appliance.storage import jobs, store_files, stores
+from appliance.storage.database import Database
+from appliance.storage.jobs import Work
+
+log = logging.getLogger("appliance.ingest")
+IN_FLIGHT = 2
+"""Files worked on at once: one is parsed while the other is embedded."""
+UNSEALED = 64
+"""No new file is begun while so many wait to be sealed."""
+_POLL_SECONDS = 1.0
+_RENEW_SECONDS = jobs.LEASE_SECONDS / 3
+_UNEXPECTED_ATTEMPTS = 3
+_GIVE_UP = "the worker ended {count} times while indexing this file; split it, or see the worker's log"
+_UNEXPECTED = "an internal error; the worker's log has the details"
+
+
+class Ingestor:
+    """Turns queued jobs into searchable chunks, and takes files and stores out of the backend."""
+
+    def __init__(self, database: Database, backend: VectorStore, indexer: Indexer, owner: str) -> None:
+        """``owner`` is the name to hold leases by (``WorkerLock``)."""
+        self._database = database
+        self._backend = backend
+        self._indexer = indexer
+        self._owner = owner
+        self._running: dict[Key, asyncio.Task[None]] = {}
+        self._sealer = Sealer(database, backend, lambda: not self._running)
+        self._claiming = asyncio.Lock()
+        self._woken = asyncio.Event()
+        self._renewed = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take up what an earlier worker left, and begin."""
+        async with self._database.session() as session:
+            await jobs.reclaim(session, self._owner)
+        await self._finish_removals()
+        self._sealer.start()
+        self._task = asyncio.create_task(self._run(), name="ingestor")
+
+    async def stop(self) -> None:
+        """Stop; unfinished files stay queued. Idempotent."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        await self._cancel(self._running.keys())
+        await self._sealer.stop()
+        with suppress(ApplianceError):
+            async with self._database.session() as session:
+                await jobs.reclaim(session, self._owner, uncounted=True)
+
+    def wake(self) -> None:
+        """There may be new jobs, or cancelled ones."""
+        self._woken.set()
+
+    # -- taking out ------------------------------------------------------------------------------------
+
+    async def remove_file(self, store_id: str, file_id: str) -> None:
+        """See ``Knowledge.remove_file``."""
+        async with self._database.session() as session:
+            await store_files.begin_removal(session, store_id, file_id)
+        await self._drop({(store_id, file_id)})
+        async with self._database.session() as session:
+            await store_files.remove(session, store_id, file_id)
+
+    async def remove_store(self, store_id: str) -> None:
+        """See ``Knowledge.remove_store``."""
+        async with self._database.session() as session:
+            await stores.begin_removal(session, store_id)
+        async with self._claiming:
+            mine = {key for key in (*self._running, *self._sealer.keys()) if key[0] == store_id}
+        await self._cancel(mine)
+        await self._sealer.forget(mine)
+        await self._backend.drop(store_id)
+        async with self._database.session() as session:
+            await stores.remove(session, store_id)
+
+    async def set_attributes(self, store_id: str, file_id: str, attributes: Attributes) -> None:
+        """See ``Knowledge.set_attributes``; a file that is being written gets them before it is completed."""
+        async with self._database.session() as session:
+            await store_files.set_attributes(session, store_id, file_id, attributes)
+        if (store_id, file_id) not in self._running:
+            await self._backend.set_attributes(store_id, file_id, attributes)
+            await self._backend.seal(store_id)
+
+    async def _drop(self, keys: Collection[Key]) -> None:
+        """End the work on files and delete their chunks; after this no late chunk can appear."""
+        await self._cancel(keys)
+        await self._sealer.forget(keys)
+        for store_id, file_id in keys:
+            await self._backend.delete_file(store_id, file_id)
+
+    async def _cancel(self, keys: Collection[Key]) -> None:
+        async with self._claiming:  # what is claimed this moment must be seen
+            tasks = [task for key in tuple(keys) if (task := self._running.get(key))]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _finish_removals(self) -> None:
+        """Removals that a crash interrupted; one that fails can be asked for again."""
+        async with self._database.session(write=False) as session:
+            store_ids = await stores.being_removed(session)
+            keys = await store_files.being_removed(session)
+        with suppress(RequestError):
+            for store_id in store_ids:
+                await self.remove_store(store_id)
+            for store_id, file_id in keys:
+                await self.remove_file(store_id, file_id)
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            try:
+                await self._turn()
+            except ApplianceError as error:
+                log.warning("the job queue is out of reach and is tried again: %s", error)
+            except Exception:
+                log.exception("the job queue failed and is tried again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._woken.wait()
+
+    async def _turn(self) -> None:
+        await self._drop_cancelled()
+        await self._renew()
+        free = IN_FLIGHT - len(self._running)
+        if free <= 0 or len(self._sealer) >= UNSEALED:
+            return
+        async with self._database.session(write=False) as session:
+            if not await jobs.due(session):
+                return
+        async with self._claiming:
+            async with self._database.session() as session:
+                claimed = await jobs.claim(session, self._owner, free)
+            for work in claimed:
+                self._begin(work)
+
+    def _begin(self, work: Work) -> None:
+        task = asyncio.create_task(self._work(work), name=f"ingest {work.file_id}")
+        self._running[work.key] = task
+        task.add_done_callback(lambda _: self._ended(work.key))
+
+    def _ended(self, key: Key) -> None:
+        self._running.pop(key, None)
+        self._sealer.nudge()
+        self._woken.set()
+
+    async def _drop_cancelled(self) -> None:
+        """Stop what the server has cancelled; its job is claimed once more, to clean up."""
+        if not self._running and not len(self._sealer):
+            return
+        async with self._database.session(write=False) as session:
+            keys = await jobs.cancelled(session, self._owner)
+        for key in keys & self._running.keys():
+            await self._cancel({key})
+            async with self._database.session() as session:
+                await jobs.let_go(session, *key)
+
+    async def _renew(self) -> None:
+        if (self._running or len(self._sealer)) and time.monotonic() - self._renewed > _RENEW_SECONDS:
+            async with self._database.session() as session:
+                await jobs.renew(session, self._owner)
+            self._renewed = time.monotonic()
+
+    # -- one job ---------------------------------------------------------------------------------------
+
+    async def _work(self, work: Work) -> None:
+        if work.status == "cancelled":
+            await self._clean_up(work)
+            return
+        if work.attempts > jobs.MAX_ATTEMPTS:
+            await self._failed(work, IngestionError.code, _GIVE_UP.format(count=work.attempts - 1))
+            return
+        began = time.monotonic()
+        try:
+            written = await self._indexer.index(work)
+        except IngestionError as error:
+            await self._failed(work, error.code, str(error))
+        except ApplianceError as error:
+            log.warning("file %s waits: %s", work.file_id, error)
+            await self._later(work, error)
+        except Exception:
+            log.exception("file %s could not be indexed", work.file_id)
+            if work.attempts < _UNEXPECTED_ATTEMPTS:
+                await self._put_back(work, 2.0, counted=True)
+            else:
+                await self._failed(work, IngestionError.code, _UNEXPECTED)
+        else:
+            self._sealer.add(written)
+            log.info("file %s: %d chunks in %.1f s", work.file_id, written.chunks, time.monotonic() - began)
+
+    async def _clean_up(self, work: Work) -> None:
+        try:
+            await self._backend.delete_file(work.store_id, work.file_id)
+            async with self._database.session() as session:
+                await jobs.end(session, work)
+        except ApplianceError as error:
+            await self._later(work, error)
+
+    async def _failed(self, work: Work, code: str, message: str) -> None:
+        """Nothing half indexed stays; if even that fails, the job comes up again."""
+        log.info("file %s failed: %s", work.file_id, code)
+        try:
+            await self._backend.delete_file(work.store_id, work.file_id)
+            async with self._database.session() as session:
+                await jobs.fail(session, work, code, message)
+        except ApplianceError as error:
+            await self._later(work, error)
+
+    async def _later(self, work: Work, error: ApplianceError) -> None:
+        retry_after = error.retry_after if isinstance(error, RequestError) else None
+        await self._put_back(work, max(2.0, retry_after or 0.0), counted=False)
+
+    async def _put_back(self, work: Work, delay: float, *, counted: bool) -> None:
+        """If the database is out of reach too, the lease runs out by itself."""
+        with suppress(ApplianceError):
+            async with self._database.session() as session:
+                await jobs.put_back(session, work, delay=delay, counted=counted)

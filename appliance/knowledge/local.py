@@ -1,0 +1,184 @@
+"""Retrieval in this process: what the worker runs, and tests and demonstrations without one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeVar
+
+from appliance.context import AppContext
+from appliance.errors import ConfigError, Conflict, ModelNotFound, RetrievalUnavailable
+from appliance.knowledge.embedding import BatchingEmbedder
+from appliance.knowledge.filters import Attributes
+from appliance.knowledge.indexing import Indexer
+from appliance.knowledge.ingest import Ingestor
+from appliance.knowledge.lease import WorkerLock
+from appliance.knowledge.parsing import ParserPool
+from appliance.knowledge.searching import Searcher
+from appliance.models.registry import model_spec
+from appliance.models.store import ModelStore
+from appliance.plugins import Plugins
+from appliance.protocols import Embedder, VectorStore
+from appliance.storage import store_files
+from appliance.storage.blobs import BlobStore
+from appliance.storage.sweep import sweep_blobs
+from appliance.types import Embeddings, Passage, Scope, Search, StoredChunk
+
+log = logging.getLogger("appliance.knowledge")
+_PAGE_CHUNKS = 1000
+_T = TypeVar("_T")
+
+
+class LocalKnowledge:
+    """``Knowledge`` over the configured vector store and embedders. The database must be started.
+
+    With ``run_jobs=False`` nothing is ingested. Without ``retrieval.vector_store`` only ``embed`` works.
+    """
+
+    def __init__(self, plugins: Plugins, context: AppContext, *, run_jobs: bool = True) -> None:
+        self._plugins = plugins
+        self._context = context
+        self._run_jobs = run_jobs
+        self._embedders: dict[str, BatchingEmbedder] = {}
+        self._backend: VectorStore | None = None
+        self._searcher: Searcher | None = None
+        self._ingestor: Ingestor | None = None
+        self._held = AsyncExitStack()
+        self._ready = False
+
+    @property
+    def ready(self) -> bool:
+        """True between ``start`` and ``stop``."""
+        return self._ready
+
+    async def start(self) -> None:
+        """Load the embedders and open the vector store.
+
+        Raises:
+            ConfigError, StartError: naming the setting and the fix.
+        """
+        try:
+            self._embedders = await self._start_embedders()
+            if self._context.config.retrieval.vector_store is not None:
+                await self._start_retrieval(self._context.config.retrieval.vector_store)
+        except BaseException:
+            await self.stop()
+            raise
+        self._ready = True
+
+    async def stop(self) -> None:
+        """Let go of everything, in reverse. Idempotent."""
+        self._ready = False
+        await self._held.aclose()
+
+    async def search(self, search: Search, scope: Scope) -> list[Passage]:
+        """See ``Knowledge``."""
+        return await _present(self._searcher).search(search, scope)
+
+    async def embed(self, model: str, inputs: Sequence[str | Sequence[int]]) -> Embeddings:
+        """See ``Knowledge``."""
+        embedder = self._embedders.get(model)
+        if embedder is None:
+            raise ModelNotFound("there is no embedding model of that name; GET /v1/models lists them", param="model")
+        return await embedder.embed(inputs)
+
+    async def remove_file(self, store_id: str, file_id: str) -> None:
+        """See ``Knowledge``."""
+        await _present(self._ingestor).remove_file(store_id, file_id)
+
+    async def remove_store(self, store_id: str) -> None:
+        """See ``Knowledge``."""
+        await _present(self._ingestor).remove_store(store_id)
+
+    async def set_attributes(self, store_id: str, file_id: str, attributes: Attributes) -> None:
+        """See ``Knowledge``."""
+        await _present(self._ingestor).set_attributes(store_id, file_id, attributes)
+
+    async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
+        """See ``Knowledge``."""
+        backend = _present(self._backend)
+        async with self._context.database.session(write=False) as session:
+            row = await store_files.get(session, scope.tenant, store_id, file_id)
+        if row.status != "completed" or row.removing:
+            raise Conflict(f"file {file_id} is {row.status}; its content is there once it is completed")
+        found: list[StoredChunk] = []
+        while page := await backend.chunks(store_id, file_id, scope=scope, offset=len(found), limit=_PAGE_CHUNKS):
+            found += page
+        return found
+
+    def wake(self) -> None:
+        """See ``Knowledge``."""
+        if self._ingestor is not None:
+            self._ingestor.wake()
+
+    # -- start -----------------------------------------------------------------------------------------
+
+    async def _start_embedders(self) -> dict[str, BatchingEmbedder]:
+        built = self._build_embedders()
+        for embedder in built.values():
+            self._held.push_async_callback(embedder.stop)
+        await asyncio.gather(*(embedder.start() for embedder in built.values()))
+        return {name: BatchingEmbedder(name, embedder) for name, embedder in built.items()}
+
+    def _build_embedders(self) -> Mapping[str, Embedder]:
+        config, kinds = self._context.config, self._plugins.embedders()
+        store = ModelStore(config.data_path / "models", self._plugins.model_sources(), Path(config.folder))
+        built: dict[str, Embedder] = {}
+        for i, model in enumerate(config.models):
+            if model.embedder is None:
+                continue
+            if model.embedder not in kinds:
+                raise ConfigError(
+                    f"models[{i}].embedder: no listed plugin provides {model.embedder}; list one that does"
+                )
+            built[model.name] = kinds[model.embedder](model_spec(model, f"models[{i}]", store), self._context)
+        return built
+
+    async def _start_retrieval(self, name: str) -> None:
+        lock = WorkerLock(self._context.data_dir)
+        owner = await lock.acquire()
+        self._held.callback(lock.release)
+        factory = self._plugins.vector_stores().get(name)
+        if factory is None:
+            raise ConfigError(f"retrieval.vector_store: no listed plugin provides {name}; list one that does")
+        self._backend = factory(self._context)
+        self._held.push_async_callback(self._backend.stop)
+        await self._backend.start()
+        database, candidates = self._context.database, self._context.config.retrieval.candidates
+        self._searcher = Searcher(database, self._backend, self._embedders, candidates)
+        indexer = self._indexer(self._backend)
+        self._held.push_async_callback(indexer.parsers.stop)
+        self._ingestor = Ingestor(database, self._backend, indexer, owner)
+        if self._run_jobs:
+            self._held.push_async_callback(self._ingestor.stop)
+            await self._ingestor.start()
+            await sweep_blobs(database, indexer.blobs)
+
+    def _indexer(self, backend: VectorStore) -> Indexer:
+        config = self._context.config
+        default = config.embedding_model()
+        if default is None:
+            raise ConfigError("retrieval.embedder: name the embedding model, an entry of models with embedder set")
+        chunkers = self._plugins.chunkers()
+        if not chunkers:
+            raise ConfigError("plugins: retrieval needs a chunker; list tokens under plugins")
+        return Indexer(
+            database=self._context.database,
+            blobs=BlobStore(self._context.data_dir / "files"),
+            backend=backend,
+            embedders=self._embedders,
+            default=self._embedders[default.name],
+            chunker=next(iter(chunkers.values())),
+            parsers=ParserPool(config, names=self._plugins.parser_names(), size=2),
+        )
+
+
+def _present(part: _T | None) -> _T:
+    if part is None:
+        raise RetrievalUnavailable(
+            "retrieval is not running; set retrieval.vector_store, or try again in a moment", retry_after=1
+        )
+    return part

@@ -1,0 +1,146 @@
+"""Sealing: what was written becomes durable and fast to search, several files at a time, since it is costly.
+
+Only after its store is sealed is a file reported as completed; so whatever was reported survives a ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+from appliance.errors import ApplianceError
+from appliance.knowledge.indexing import Written, uninterrupted
+from appliance.protocols import VectorStore
+from appliance.storage import jobs, store_files
+from appliance.storage.database import Database
+
+log = logging.getLogger("appliance.ingest")
+GROUP_FILES = 16
+GROUP_SECONDS = 1.0
+_RETRY_SECONDS = 2.0
+Key: TypeAlias = tuple[str, str]
+"""Store id and file id."""
+
+
+class Sealer:
+    """Collects written files and completes them in groups."""
+
+    def __init__(self, database: Database, backend: VectorStore, idle: Callable[[], bool]) -> None:
+        """``idle`` says that nothing more is being written, so that waiting for company is pointless."""
+        self._database = database
+        self._backend = backend
+        self._idle = idle
+        self._pending: list[Written] = []
+        self._group: list[Written] = []
+        self._changed = asyncio.Event()
+        self._group_done = asyncio.Event()
+        self._group_done.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._task = asyncio.create_task(self._run(), name="sealer")
+
+    async def stop(self) -> None:
+        """Stop after the group under way; what is pending stays queued in the database. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    def add(self, written: Written) -> None:
+        """Take over a written file."""
+        self._pending.append(written)
+        self._changed.set()
+
+    def nudge(self) -> None:
+        """Something ended: perhaps there is nothing left to wait for."""
+        self._changed.set()
+
+    def __len__(self) -> int:
+        return len(self._pending) + len(self._group)
+
+    def keys(self) -> set[Key]:
+        """What is waiting or being sealed."""
+        return {written.work.key for written in (*self._pending, *self._group)}
+
+    async def forget(self, keys: Collection[Key]) -> None:
+        """Drop what is pending of these; what is being completed this moment is waited for."""
+        while True:
+            self._pending = [written for written in self._pending if written.work.key not in keys]
+            if not any(written.work.key in keys for written in self._group):
+                return
+            await self._group_done.wait()
+
+    async def _run(self) -> None:
+        while True:
+            await self._company()
+            self._group, self._pending = self._pending[:GROUP_FILES], self._pending[GROUP_FILES:]
+            self._group_done.clear()
+            try:
+                again = await uninterrupted(self._finish_all(self._group))
+            finally:
+                self._group = []
+                self._group_done.set()
+            if again:
+                self._pending += again
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _company(self) -> None:
+        """Wait for a first file, then for a full group, a second, or the end of all writing."""
+        while not self._pending:
+            self._changed.clear()
+            await self._changed.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GROUP_SECONDS):
+                while len(self._pending) < GROUP_FILES and not self._idle():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def _finish_all(self, group: Sequence[Written]) -> list[Written]:
+        """Seal each store and complete its files; returns those to be tried again."""
+        again: list[Written] = []
+        for store_id in dict.fromkeys(written.work.store_id for written in group):
+            again += await self._finish(store_id, [w for w in group if w.work.store_id == store_id])
+        return again
+
+    async def _finish(self, store_id: str, group: list[Written]) -> list[Written]:
+        todo = group
+        try:
+            while todo:
+                await self._backend.seal(store_id)
+                todo = await self._complete(todo)
+                for written in todo:
+                    await self._backend.set_attributes(*written.work.key, written.attributes)
+        except ApplianceError as error:
+            log.warning("sealing %s failed and is tried again: %s", store_id, error)
+        except Exception:
+            log.exception("sealing %s failed and is tried again", store_id)
+        return todo
+
+    async def _complete(self, group: Sequence[Written]) -> list[Written]:
+        """Report all that are still wanted, in one transaction; returns those whose attributes changed meanwhile."""
+        stale: list[Written] = []
+        async with self._database.session() as session:
+            for written in group:
+                row = await store_files.find(session, *written.work.key)
+                if row is None or row.version != written.work.version or row.status == "completed":
+                    continue  # being removed; or an earlier try of this group went through
+                if row.status == "cancelled":
+                    await jobs.put_back(session, written.work, delay=0, counted=False)  # to be cleaned up
+                elif row.attributes != written.attributes:
+                    written.attributes = row.attributes
+                    stale.append(written)
+                else:
+                    await jobs.complete(
+                        session,
+                        written.work,
+                        chunks=written.chunks,
+                        usage_bytes=written.usage_bytes,
+                        notes=written.notes,
+                    )
+        return stale

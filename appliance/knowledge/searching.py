@@ -1,0 +1,171 @@
+"""Hybrid search: for every query a dense and a text leg over all stores at once, joined by rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from appliance.errors import Conflict
+from appliance.knowledge.embedding import BatchingEmbedder
+from appliance.knowledge.fusion import fuse
+from appliance.protocols import VectorStore
+from appliance.storage import store_files, stores
+from appliance.storage.database import Database
+from appliance.storage.tables import VectorStore as StoreRow
+from appliance.types import Hit, Passage, Scope, Search
+
+Ranking: TypeAlias = list[tuple[str, Hit]]
+"""Hits with their store ids, best first: what one leg found for one query in all stores."""
+
+
+@dataclass
+class _Found:
+    """A chunk with the best that each leg said of it."""
+
+    store_id: str
+    hit: Hit
+    similarity: float | None = None
+    matched: bool = False
+
+
+@dataclass
+class Searcher:
+    """Runs searches against one vector-store backend."""
+
+    database: Database
+    backend: VectorStore
+    embedders: Mapping[str, BatchingEmbedder]
+    candidates: int
+
+    async def search(self, search: Search, scope: Scope) -> list[Passage]:
+        """See ``Knowledge.search``."""
+        rows = await self._stores(search, scope)
+        if not rows:
+            return []
+        dense, text = await asyncio.gather(self._dense(search, scope, rows), self._text(search, scope, rows))
+        found = _collect(dense, text)
+        scores = _scores(search, dense, text, found)
+        async with self.database.session(write=False) as session:
+            file_ids = {item.hit.chunk.file_id for item in found.values()}
+            names = await store_files.filenames(session, scope.tenant, rows.keys(), file_ids)
+        return _passages(search, scores, found, names)
+
+    async def _stores(self, search: Search, scope: Scope) -> dict[str, StoreRow]:
+        """The stores, checked against the tenant; one that never held a chunk has nothing to search."""
+        async with self.database.session(write=False) as session:
+            ids = dict.fromkeys(search.store_ids)
+            rows = [await stores.get_usable(session, scope.tenant, store_id) for store_id in ids]
+        stale = [row.id for row in rows if stores.is_stale(row)]
+        if stale:
+            async with self.database.session() as session:
+                await stores.touch(session, stale)
+        return {row.id: row for row in rows if row.fingerprint is not None}
+
+    async def _dense(self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]) -> list[Ranking]:
+        used = {store_id: embedder_of(row, self.embedders) for store_id, row in rows.items()}
+        if search.ranker != "none" and search.embedding_weight == 0:
+            return []
+        vectors: dict[str, list[bytes]] = {}
+        for embedder in {embedder.name: embedder for embedder in used.values()}.values():
+            vectors[embedder.name] = _rows((await embedder.embed(search.queries)).vectors, embedder)
+
+        async def leg(store_id: str, query: int) -> Sequence[Hit]:
+            vector = vectors[used[store_id].name][query]
+            return await self.backend.search_dense(
+                store_id, vector, limit=self._limit(search), scope=scope, where=search.where
+            )
+
+        return await self._each(search, rows, leg)
+
+    async def _text(self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]) -> list[Ranking]:
+        if search.ranker == "none" or search.text_weight == 0:
+            return []
+
+        async def leg(store_id: str, query: int) -> Sequence[Hit]:
+            return await self.backend.search_text(
+                store_id, search.queries[query], limit=self._limit(search), scope=scope, where=search.where
+            )
+
+        return await self._each(search, rows, leg)
+
+    async def _each(
+        self, search: Search, rows: Mapping[str, StoreRow], leg: Callable[[str, int], Awaitable[Sequence[Hit]]]
+    ) -> list[Ranking]:
+        async def one(query: int) -> Ranking:
+            answers = await asyncio.gather(*(leg(store_id, query) for store_id in rows))
+            merged = [(store_id, hit) for store_id, hits in zip(rows, answers, strict=True) for hit in hits]
+            return sorted(merged, key=lambda item: -item[1].score)[: self._limit(search)]
+
+        return list(await asyncio.gather(*(one(query) for query in range(len(search.queries)))))
+
+    def _limit(self, search: Search) -> int:
+        return max(self.candidates, search.limit)
+
+
+def embedder_of(store: StoreRow, embedders: Mapping[str, BatchingEmbedder]) -> BatchingEmbedder:
+    """The embedder whose vectors a store holds. Raises Conflict when it is not configured any more."""
+    for candidate in (embedders.get(store.embedder or ""), *embedders.values()):
+        if candidate is not None and candidate.embedder.fingerprint == store.fingerprint:
+            return candidate
+    present = ", ".join(f"{e.name} ({e.embedder.dimensions} numbers)" for e in embedders.values())
+    raise Conflict(
+        f"vector store {store.id} holds vectors of {store.embedder} ({store.dimensions} numbers), but configured is "
+        f"{present}; run 'appliance stores reindex' or configure the old model again",
+        code="embedding_model_changed",
+    )
+
+
+def _rows(vectors: bytes, embedder: BatchingEmbedder) -> list[bytes]:
+    width = embedder.embedder.dimensions * 4
+    return [vectors[start : start + width] for start in range(0, len(vectors), width)]
+
+
+def _collect(dense: list[Ranking], text: list[Ranking]) -> dict[str, _Found]:
+    found: dict[str, _Found] = {}
+    for ranking in dense:
+        for store_id, hit in ranking:
+            item = found.setdefault(hit.chunk.id, _Found(store_id, hit))
+            item.similarity = hit.score if item.similarity is None else max(item.similarity, hit.score)
+    for ranking in text:
+        for store_id, hit in ranking:
+            found.setdefault(hit.chunk.id, _Found(store_id, hit)).matched = True
+    return found
+
+
+def _scores(search: Search, dense: list[Ranking], text: list[Ranking], found: Mapping[str, _Found]) -> dict[str, float]:
+    """Final scores from 0 to 1: the cosine for ranker ``none``, else the fused rank."""
+    if search.ranker == "none":
+        return {chunk_id: min(1.0, max(0.0, item.similarity or 0.0)) for chunk_id, item in found.items()}
+    weighted = [(ranking, search.embedding_weight) for ranking in dense]
+    weighted += [(ranking, search.text_weight) for ranking in text]
+    return fuse([([hit.chunk.id for _, hit in ranking], weight) for ranking, weight in weighted])
+
+
+def _passages(
+    search: Search, scores: Mapping[str, float], found: Mapping[str, _Found], names: Mapping[tuple[str, str], str]
+) -> list[Passage]:
+    """The best; without files that are half indexed or on their way out."""
+    passages: list[Passage] = []
+    for chunk_id in sorted(scores, key=lambda chunk_id: (-scores[chunk_id], chunk_id)):
+        item = found[chunk_id]
+        name = names.get((item.store_id, item.hit.chunk.file_id))
+        if name is not None and scores[chunk_id] >= search.score_threshold and len(passages) < search.limit:
+            passages.append(_passage(item, name, scores[chunk_id]))
+    return passages
+
+
+def _passage(item: _Found, filename: str, score: float) -> Passage:
+    chunk = item.hit.chunk
+    return Passage(
+        chunk_id=chunk.id,
+        store_id=item.store_id,
+        file_id=chunk.file_id,
+        filename=filename,
+        text=chunk.text,
+        score=score,
+        similarity=item.similarity,
+        matched=item.matched,
+        attributes=chunk.attributes,
+    )

@@ -1,0 +1,163 @@
+"""The bytes of uploaded files, on the local disk.
+
+A blob lies under its own id, never under a client's name. It is written to a temporary file, synced and
+renamed, so that it is there whole or not at all; what a crash leaves behind is swept at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from appliance.errors import OutOfSpace
+from appliance.storage.ids import new_id
+
+_BUFFER = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class BlobStore:
+    """A folder of blobs: ``<folder>/<two letters>/<id>``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._temporary = folder / "tmp"
+
+    def start(self) -> None:
+        """Make the folders and sweep what a crash left. Raises OSError."""
+        self._temporary.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.sweep()
+
+    def path(self, blob_id: str) -> Path:
+        """Where a blob lies. The letters come from the end of the id: its beginning is the same for all."""
+        return self._folder / blob_id[-2:] / blob_id
+
+    def writer(self) -> BlobWriter:
+        """Begin a blob. Raises OutOfSpace."""
+        with _full_disk():
+            return BlobWriter(self._temporary / new_id("upload-"), self)
+
+    def remove(self, blob_id: str) -> None:
+        """Remove a blob, or do nothing."""
+        self.path(blob_id).unlink(missing_ok=True)
+
+    def sweep(self) -> int:
+        """Remove temporary files that no living process writes; returns how many."""
+        return sum(_remove_if_stale(path) for path in self._temporary.glob("upload-*"))
+
+    def ids(self, older_than: float) -> Iterator[str]:
+        """Ids of the blobs written more than so many seconds ago."""
+        newest = time.time() - older_than
+        for path in self._folder.glob("??/*"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < newest:
+                    yield path.name
+
+
+class BlobWriter:
+    """A blob being written. As a context manager it discards what was not committed."""
+
+    def __init__(self, path: Path, blobs: BlobStore) -> None:
+        self._path = path
+        self._blobs = blobs
+        self._digest = hashlib.sha256()
+        self._buffer: list[bytes] = []
+        self._buffered = 0
+        self.size = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # tells a sweep that this file is in use
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of what was written so far."""
+        return self._digest.hexdigest()
+
+    async def write(self, data: bytes) -> None:
+        """Append; the disk is touched in steps of 1 MiB, off the event loop. Raises OutOfSpace."""
+        self._buffer.append(data)
+        self._buffered += len(data)
+        self.size += len(data)
+        if self._buffered >= _BUFFER:
+            await asyncio.to_thread(self._flush)
+
+    async def commit(self, blob_id: str) -> None:
+        """Make the blob durable under its id. Raises OutOfSpace."""
+        await asyncio.to_thread(self._commit, blob_id)
+
+    def discard(self) -> None:
+        """Remove what was written, unless it was committed. Idempotent."""
+        if self._fd >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _flush(self) -> None:
+        data = memoryview(b"".join(self._buffer))
+        self._buffer.clear()
+        self._buffered = 0
+        self._digest.update(data)
+        with _full_disk():
+            while data:
+                data = data[os.write(self._fd, data) :]
+
+    def _commit(self, blob_id: str) -> None:
+        self._flush()
+        target = self._blobs.path(blob_id)
+        with _full_disk():
+            os.fsync(self._fd)
+            if not target.parent.is_dir():
+                target.parent.mkdir(mode=0o700, exist_ok=True)
+                _sync_folder(target.parent.parent)
+            self._path.rename(target)
+            _sync_folder(target.parent)
+        os.close(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> BlobWriter:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.discard()
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is durable only when the folder is synced too."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_if_stale(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OutOfSpace("the disk that holds data_dir is full; free some space and upload again") from error

@@ -1,0 +1,166 @@
+"""The queue of ingestions: claimed by lease, so that a worker that dies holds nothing for long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from appliance.storage.ids import now
+from appliance.storage.tables import File, Job, StoreFile, VectorStore
+
+LEASE_SECONDS = 60
+MAX_ATTEMPTS = 25
+"""How often a job may be begun without an end; something in it stops the worker then."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A claimed job with all that ingestion needs."""
+
+    job_id: int
+    tenant: str
+    store_id: str
+    file_id: str
+    version: int
+    status: str
+    attempts: int
+    attributes: Mapping[str, Any]
+    chunk_size: int
+    chunk_overlap: int
+    filename: str
+    media_type: str | None
+    embedder: str | None
+    fingerprint: str | None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Store and file id."""
+        return self.store_id, self.file_id
+
+
+async def claim(session: AsyncSession, owner: str, limit: int) -> list[Work]:
+    """Take up to ``limit`` jobs, those begun least often first: one that kills the worker holds up no other."""
+    query = (
+        select(Job, StoreFile, File, VectorStore)
+        .join(StoreFile, (StoreFile.store_id == Job.store_id) & (StoreFile.file_id == Job.file_id))
+        .join(File, File.id == Job.file_id)
+        .join(VectorStore, VectorStore.id == Job.store_id)
+        .where(Job.not_before <= now(), Job.lease_expires <= now())
+        .where(VectorStore.removing.is_(False), StoreFile.removing.is_(False))
+        .order_by(Job.attempts, Job.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True, of=Job)
+    )
+    claimed = []
+    for job, file, upload, store in (await session.execute(query)).all():
+        job.owner, job.lease_expires, job.attempts = owner, now() + LEASE_SECONDS, job.attempts + 1
+        claimed.append(_work(job, file, upload, store))
+    return claimed
+
+
+def _work(job: Job, file: StoreFile, upload: File, store: VectorStore) -> Work:
+    return Work(
+        job_id=job.id,
+        tenant=job.tenant,
+        store_id=job.store_id,
+        file_id=job.file_id,
+        version=job.version,
+        status=file.status,
+        attempts=job.attempts,
+        attributes=file.attributes,
+        chunk_size=file.chunk_size,
+        chunk_overlap=file.chunk_overlap,
+        filename=upload.filename,
+        media_type=upload.media_type,
+        embedder=store.embedder,
+        fingerprint=store.fingerprint,
+    )
+
+
+async def renew(session: AsyncSession, owner: str) -> None:
+    """Extend every lease of this worker."""
+    await session.execute(
+        update(Job).where(Job.owner == owner, Job.lease_expires > 0).values(lease_expires=now() + LEASE_SECONDS)
+    )
+
+
+async def reclaim(session: AsyncSession, owner: str, *, uncounted: bool = False) -> None:
+    """Let go of all leases of an owner that is gone, or is about to go (``uncounted``: the attempts do not count)."""
+    values: dict[str, Any] = {"owner": None, "lease_expires": 0}
+    if uncounted:
+        values["attempts"] = Job.attempts - 1
+    await session.execute(update(Job).where(Job.owner == owner).values(**values))
+
+
+async def put_back(session: AsyncSession, work: Work, *, delay: float, counted: bool = False) -> None:
+    """Let go of a job that could not be done now; it comes up again in ``delay`` seconds.
+
+    ``counted`` keeps the attempt on record; a back-off for a part that is out of reach does not.
+    """
+    attempts = work.attempts if counted else work.attempts - 1
+    await session.execute(
+        update(Job)
+        .where(Job.id == work.job_id, Job.version == work.version)
+        .values(owner=None, lease_expires=0, not_before=now() + round(delay), attempts=attempts)
+    )
+
+
+async def complete(session: AsyncSession, work: Work, *, chunks: int, usage_bytes: int, notes: Sequence[str]) -> None:
+    """Report a file as completed, unless it was cancelled or removed meanwhile."""
+    values = {"status": "completed", "chunks": chunks, "usage_bytes": usage_bytes, "notes": list(notes)}
+    await _end(session, work, values)
+
+
+async def fail(session: AsyncSession, work: Work, code: str, message: str) -> None:
+    """Report a file as failed, unless it was cancelled or removed meanwhile."""
+    await _end(session, work, {"status": "failed", "error_code": code, "error_message": message[:1000]})
+
+
+async def _end(session: AsyncSession, work: Work, values: Mapping[str, Any]) -> None:
+    await session.execute(
+        update(StoreFile)
+        .where(
+            StoreFile.store_id == work.store_id,
+            StoreFile.file_id == work.file_id,
+            StoreFile.version == work.version,
+            StoreFile.status == "in_progress",
+        )
+        .values(**values)
+    )
+    await end(session, work)
+
+
+async def cancelled(session: AsyncSession, owner: str) -> set[tuple[str, str]]:
+    """Which of this worker's (store, file) pairs were cancelled meanwhile."""
+    query = (
+        select(Job.store_id, Job.file_id)
+        .join(StoreFile, (StoreFile.store_id == Job.store_id) & (StoreFile.file_id == Job.file_id))
+        .where(Job.owner == owner, StoreFile.status == "cancelled")
+    )
+    return {(store_id, file_id) for store_id, file_id in await session.execute(query)}
+
+
+async def let_go(session: AsyncSession, store_id: str, file_id: str) -> None:
+    """Let go of one job, to be claimed again at once."""
+    query = update(Job).where(Job.store_id == store_id, Job.file_id == file_id)
+    await session.execute(query.values(owner=None, lease_expires=0, not_before=0))
+
+
+async def end(session: AsyncSession, work: Work) -> None:
+    """The job is done; the file's row stays as it is."""
+    await session.execute(delete(Job).where(Job.id == work.job_id, Job.version == work.version))
+
+
+async def due(session: AsyncSession) -> bool:
+    """Whether a claim would find something; a read, so that an idle worker writes nothing."""
+    query = select(Job.id).where(Job.not_before <= now(), Job.lease_expires <= now()).limit(1)
+    return await session.scalar(query) is not None
+
+
+async def waiting(session: AsyncSession) -> int:
+    """How many jobs there are, running ones included."""
+    return await session.scalar(select(func.count()).select_from(Job)) or 0

@@ -1,0 +1,30 @@
+"""Runs the migrations inside the caller's transaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy import Connection
+
+from appliance.errors import StartError
+
+
+def settings(connection: Connection) -> Config:
+    """Alembic's settings for this package; no ini file."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the schema to its newest revision. Raises StartError when a newer appliance wrote it."""
+    try:
+        command.upgrade(settings(connection), "head")
+    except CommandError as error:
+        raise StartError(
+            f"the database does not fit this version ({error}); install the version that wrote it"
+        ) from error

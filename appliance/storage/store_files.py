@@ -1,0 +1,154 @@
+"""Rows of files in vector stores, with the jobs that index them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from appliance.errors import NotFound
+from appliance.storage import files, paging, stores
+from appliance.storage.ids import now_us
+from appliance.storage.tables import File, Job, StoreFile
+
+
+async def attach(
+    session: AsyncSession,
+    tenant: str,
+    store_id: str,
+    file_id: str,
+    *,
+    attributes: Mapping[str, Any],
+    chunk_size: int,
+    chunk_overlap: int,
+) -> StoreFile:
+    """Put a file into a store and queue its ingestion; a file that is in it already stays as it is.
+
+    The write transaction is exclusive on SQLite, and the primary key decides elsewhere, so that two
+    attachments at once make one row.
+
+    Raises:
+        NotFound: no such store or file. Conflict: the store has expired or is being deleted.
+    """
+    store = await stores.get_usable(session, tenant, store_id)
+    await files.get(session, tenant, file_id)
+    if existing := await _find(session, tenant, store_id, file_id):
+        return existing
+    moment = now_us()
+    row = StoreFile(
+        store_id=store_id,
+        file_id=file_id,
+        tenant=tenant,
+        version=moment,
+        status="in_progress",
+        attributes=dict(attributes),
+        chunk_size=chunk_size,
+        chunk_overlap=chunk_overlap,
+        chunks=0,
+        usage_bytes=0,
+        notes=[],
+        removing=False,
+        created_us=moment,
+    )
+    session.add(row)
+    await session.flush()
+    session.add(
+        Job(
+            tenant=tenant, store_id=store_id, file_id=file_id, version=moment, attempts=0, not_before=0, lease_expires=0
+        )
+    )
+    await stores.touch(session, [store.id])
+    return row
+
+
+async def get(session: AsyncSession, tenant: str, store_id: str, file_id: str) -> StoreFile:
+    """One file of a store. Raises NotFound for an unknown store or file."""
+    await stores.get(session, tenant, store_id)
+    found = await _find(session, tenant, store_id, file_id)
+    if found is None:
+        raise NotFound(f"vector store {store_id} holds no file {file_id[:64]!r}", param="file_id")
+    return found
+
+
+async def page(
+    session: AsyncSession,
+    tenant: str,
+    store_id: str,
+    wanted: paging.PageRequest,
+    *,
+    status: str | None = None,
+    among: Collection[str] | None = None,
+) -> tuple[Sequence[StoreFile], bool]:
+    """A page of a store's files; ``among`` limits it to a batch. Raises NotFound for an unknown store."""
+    await stores.get(session, tenant, store_id)
+    query = select(StoreFile).where(StoreFile.store_id == store_id, StoreFile.tenant == tenant)
+    if status is not None:
+        query = query.where(StoreFile.status == status)
+    if among is not None:
+        query = query.where(StoreFile.file_id.in_(among))
+    return await paging.fetch(session, query, (StoreFile.created_us, StoreFile.file_id), wanted)
+
+
+async def filenames(
+    session: AsyncSession, tenant: str, store_ids: Collection[str], file_ids: Collection[str]
+) -> dict[tuple[str, str], str]:
+    """File names by store and file id; only of files that are whole and not being removed."""
+    query = _visible(tenant).where(StoreFile.store_id.in_(store_ids), StoreFile.file_id.in_(file_ids))
+    return {(row.store_id, row.file_id): row.filename for row in await session.execute(query)}
+
+
+async def set_attributes(session: AsyncSession, store_id: str, file_id: str, attributes: Mapping[str, Any]) -> None:
+    """Replace a file's attributes in a store."""
+    await session.execute(_one(update(StoreFile), store_id, file_id).values(attributes=dict(attributes)))
+
+
+async def begin_removal(session: AsyncSession, store_id: str, file_id: str) -> None:
+    """From now on searches do not show the file, and its job is gone."""
+    await session.execute(delete(Job).where(Job.store_id == store_id, Job.file_id == file_id))
+    row = _one(update(StoreFile), store_id, file_id)
+    await session.execute(row.values(removing=True))
+    await session.execute(row.where(StoreFile.status == "in_progress").values(status="cancelled"))
+
+
+async def remove(session: AsyncSession, store_id: str, file_id: str) -> None:
+    """Delete the row, and with it the job."""
+    await session.execute(_one(delete(StoreFile), store_id, file_id))
+
+
+async def being_removed(session: AsyncSession) -> Sequence[tuple[str, str]]:
+    """Store and file ids of removals that were begun."""
+    query = select(StoreFile.store_id, StoreFile.file_id).where(StoreFile.removing.is_(True))
+    return [(store_id, file_id) for store_id, file_id in await session.execute(query)]
+
+
+async def cancel(session: AsyncSession, tenant: str, store_id: str, file_ids: Collection[str]) -> None:
+    """End the ingestion of those files that are not done. Their jobs stay: the worker cleans up by them."""
+    rows = (StoreFile.store_id == store_id, StoreFile.tenant == tenant, StoreFile.file_id.in_(file_ids))
+    await session.execute(update(StoreFile).where(*rows, StoreFile.status == "in_progress").values(status="cancelled"))
+
+
+async def find(session: AsyncSession, store_id: str, file_id: str) -> StoreFile | None:
+    """A file of a store whatever its tenant, for the worker."""
+    return await session.get(StoreFile, (store_id, file_id))
+
+
+async def _find(session: AsyncSession, tenant: str, store_id: str, file_id: str) -> StoreFile | None:
+    return await session.scalar(
+        select(StoreFile).where(
+            StoreFile.store_id == store_id, StoreFile.file_id == file_id, StoreFile.tenant == tenant
+        )
+    )
+
+
+def _visible(tenant: str) -> Any:
+    return (
+        select(StoreFile.store_id, StoreFile.file_id, File.filename)
+        .join(File, File.id == StoreFile.file_id)
+        .where(StoreFile.tenant == tenant, StoreFile.status == "completed", StoreFile.removing.is_(False))
+    )
+
+
+def _one(statement: Any, store_id: str, file_id: str) -> Any:
+    return statement.where(StoreFile.store_id == store_id, StoreFile.file_id == file_id)

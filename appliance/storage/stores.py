@@ -1,0 +1,121 @@
+"""Rows of vector stores. Every function takes the tenant; another tenant's id is as unknown as none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from appliance.errors import Conflict, NotFound
+from appliance.storage import paging
+from appliance.storage.ids import now
+from appliance.storage.tables import StoreFile, VectorStore
+
+_TOUCH_SECONDS = 60
+"""A search moves ``last_active_at`` at most this often: it must not cost a disk write each."""
+
+
+@dataclass
+class Counts:
+    """What a store holds, counted from its rows."""
+
+    in_progress: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    usage_bytes: int = 0
+
+    @property
+    def total(self) -> int:
+        """All files."""
+        return self.in_progress + self.completed + self.failed + self.cancelled
+
+
+async def get(session: AsyncSession, tenant: str, store_id: str) -> VectorStore:
+    """One store. Raises NotFound."""
+    found = await session.scalar(select(VectorStore).where(VectorStore.id == store_id, VectorStore.tenant == tenant))
+    if found is None:
+        raise NotFound(
+            f"no vector store has the id {store_id[:64]!r}; GET /v1/vector_stores lists them", param="vector_store_id"
+        )
+    return found
+
+
+async def get_usable(session: AsyncSession, tenant: str, store_id: str) -> VectorStore:
+    """One store that takes files and answers searches. Raises NotFound; Conflict if it expired or is being deleted."""
+    store = await get(session, tenant, store_id)
+    if store.removing:
+        raise Conflict(f"vector store {store.id} is being deleted; repeat the DELETE if it does not go")
+    if store.expires_at is not None and store.expires_at <= now():
+        raise Conflict(f"vector store {store.id} has expired; make a new one", code="vector_store_expired")
+    return store
+
+
+async def by_name(session: AsyncSession, tenant: str, name: str) -> VectorStore | None:
+    """The oldest store of that name."""
+    query = select(VectorStore).where(
+        VectorStore.tenant == tenant, VectorStore.name == name, VectorStore.removing.is_(False)
+    )
+    return await session.scalar(query.order_by(VectorStore.created_us).limit(1))
+
+
+async def page(session: AsyncSession, tenant: str, wanted: paging.PageRequest) -> tuple[Sequence[VectorStore], bool]:
+    """A page of the tenant's stores, and whether more follow."""
+    query = select(VectorStore).where(VectorStore.tenant == tenant)
+    return await paging.fetch(session, query, (VectorStore.created_us, VectorStore.id), wanted)
+
+
+async def counts(session: AsyncSession, store_ids: Collection[str]) -> Mapping[str, Counts]:
+    """File counts and bytes of several stores, from the rows themselves, so that they cannot drift."""
+    found = {store_id: Counts() for store_id in store_ids}
+    query = (
+        select(StoreFile.store_id, StoreFile.status, func.count(), func.sum(StoreFile.usage_bytes))
+        .where(StoreFile.store_id.in_(found))
+        .group_by(StoreFile.store_id, StoreFile.status)
+    )
+    for store_id, status, number, used in await session.execute(query):
+        setattr(found[store_id], status, number)
+        found[store_id].usage_bytes += int(used or 0)
+    return found
+
+
+async def touch(session: AsyncSession, store_ids: Collection[str]) -> None:
+    """Note that stores were used."""
+    await session.execute(
+        update(VectorStore)
+        .where(VectorStore.id.in_(store_ids), VectorStore.last_active_at < now())
+        .values(last_active_at=now())
+    )
+
+
+def is_stale(store: VectorStore) -> bool:
+    """Whether ``touch`` is due."""
+    return store.last_active_at < now() - _TOUCH_SECONDS
+
+
+async def claim_embedder(
+    session: AsyncSession, store_id: str, *, embedder: str, fingerprint: str, dimensions: int
+) -> None:
+    """Record what embeds a store, unless something is recorded already."""
+    await session.execute(
+        update(VectorStore)
+        .where(VectorStore.id == store_id, VectorStore.fingerprint.is_(None))
+        .values(embedder=embedder, fingerprint=fingerprint, dimensions=dimensions)
+    )
+
+
+async def begin_removal(session: AsyncSession, store_id: str) -> None:
+    """From now on nothing is added to the store or found in it."""
+    await session.execute(update(VectorStore).where(VectorStore.id == store_id).values(removing=True))
+
+
+async def remove(session: AsyncSession, store_id: str) -> None:
+    """Delete a store's row, and with it those of its files, batches and jobs."""
+    await session.execute(delete(VectorStore).where(VectorStore.id == store_id))
+
+
+async def being_removed(session: AsyncSession) -> Sequence[str]:
+    """Ids of stores whose removal was begun."""
+    return (await session.scalars(select(VectorStore.id).where(VectorStore.removing.is_(True)))).all()

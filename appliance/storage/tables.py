@@ -1,0 +1,160 @@
+"""The tables. Every one carries the tenant; times are whole seconds, ``created_us`` microseconds (it orders pages)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+_NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """Base of all tables; constraint names are fixed, so that migrations can name them on any database."""
+
+    metadata = MetaData(naming_convention=_NAMES)
+    type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON}  # noqa: RUF012 - SQLAlchemy's declared form
+
+
+class File(Base):
+    """An uploaded file; its bytes lie in the blob store under the same id."""
+
+    __tablename__ = "files"
+    __table_args__ = (Index(None, "tenant", "created_us"),)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(255))
+    filename: Mapped[str] = mapped_column(String(255))
+    """A label only: never part of a path."""
+    purpose: Mapped[str] = mapped_column(String(64))
+    media_type: Mapped[str | None] = mapped_column(String(255))
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    created_us: Mapped[int] = mapped_column(BigInteger)
+
+
+class VectorStore(Base):
+    """A vector store. What embeds it is recorded by the first ingestion and kept from then on."""
+
+    __tablename__ = "vector_stores"
+    __table_args__ = (Index(None, "tenant", "created_us"),)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(255))
+    name: Mapped[str] = mapped_column(String(256))
+    description: Mapped[str | None] = mapped_column(Text)
+    labels: Mapped[dict[str, Any]] = mapped_column("metadata", JSON)
+    expires_days: Mapped[int | None] = mapped_column(Integer)
+    last_active_at: Mapped[int] = mapped_column(BigInteger)
+    embedder: Mapped[str | None] = mapped_column(String(255))
+    fingerprint: Mapped[str | None] = mapped_column(String(255))
+    dimensions: Mapped[int | None] = mapped_column(Integer)
+    removing: Mapped[bool] = mapped_column(Boolean, default=False)
+    """Set when a delete has begun: nothing is added or searched any more."""
+    created_us: Mapped[int] = mapped_column(BigInteger)
+
+    @property
+    def expires_at(self) -> int | None:
+        """When the store stops answering, in seconds; ``None`` for never."""
+        return None if self.expires_days is None else self.last_active_at + self.expires_days * 86_400
+
+
+class StoreFile(Base):
+    """A file in a vector store. ``version`` tells one attachment from a later one of the same file."""
+
+    __tablename__ = "vector_store_files"
+    __table_args__ = (Index(None, "store_id", "created_us"), Index(None, "file_id"))
+
+    store_id: Mapped[str] = mapped_column(
+        String(64), ForeignKey("vector_stores.id", ondelete="CASCADE"), primary_key=True
+    )
+    file_id: Mapped[str] = mapped_column(String(64), ForeignKey("files.id"), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(255))
+    version: Mapped[int] = mapped_column(BigInteger)
+    status: Mapped[str] = mapped_column(String(16), default="in_progress")
+    """``in_progress``, ``completed``, ``cancelled`` or ``failed``."""
+    error_code: Mapped[str | None] = mapped_column(String(32))
+    error_message: Mapped[str | None] = mapped_column(Text)
+    attributes: Mapped[dict[str, Any]] = mapped_column(JSON)
+    chunk_size: Mapped[int] = mapped_column(Integer)
+    chunk_overlap: Mapped[int] = mapped_column(Integer)
+    chunks: Mapped[int] = mapped_column(Integer, default=0)
+    usage_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    notes: Mapped[list[str]] = mapped_column(JSON, default=list)
+    """What the parser remarked, such as pages without text."""
+    removing: Mapped[bool] = mapped_column(Boolean, default=False)
+    """Set when a removal has begun: searches no longer show the file."""
+    created_us: Mapped[int] = mapped_column(BigInteger)
+
+
+class FileBatch(Base):
+    """Files attached to a vector store by one request."""
+
+    __tablename__ = "file_batches"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    store_id: Mapped[str] = mapped_column(String(64), ForeignKey("vector_stores.id", ondelete="CASCADE"), index=True)
+    tenant: Mapped[str] = mapped_column(String(255))
+    file_ids: Mapped[list[str]] = mapped_column(JSON)
+    cancelled: Mapped[bool] = mapped_column(Boolean, default=False)
+    created_us: Mapped[int] = mapped_column(BigInteger)
+
+
+class Job(Base):
+    """An ingestion to be done. The row goes when it is done; a worker holds it by a lease that runs out."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        UniqueConstraint("store_id", "file_id"),
+        ForeignKeyConstraint(
+            ["store_id", "file_id"],
+            ["vector_store_files.store_id", "vector_store_files.file_id"],
+            ondelete="CASCADE",
+        ),
+        Index(None, "not_before", "attempts"),
+    )
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    tenant: Mapped[str] = mapped_column(String(255))
+    store_id: Mapped[str] = mapped_column(String(64))
+    file_id: Mapped[str] = mapped_column(String(64))
+    version: Mapped[int] = mapped_column(BigInteger)
+    attempts: Mapped[int] = mapped_column(Integer, default=0)
+    not_before: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Not to be claimed before this time (back-off)."""
+    owner: Mapped[str | None] = mapped_column(String(64))
+    lease_expires: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class ApiKey(Base):
+    """A caller's key; only its digest is kept. ``models`` is ``None`` for all."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(255))
+    tenant: Mapped[str] = mapped_column(String(255))
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    scopes: Mapped[list[str]] = mapped_column(JSON)
+    models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    expires_at: Mapped[int | None] = mapped_column(BigInteger)
+    revoked_at: Mapped[int | None] = mapped_column(BigInteger)

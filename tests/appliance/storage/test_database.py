@@ -1,0 +1,149 @@
+"""The database: schema, durability settings, two writers at once."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+from sqlalchemy import create_engine, inspect, select, text
+
+from appliance.errors import ConfigError, StartError, Unavailable
+from appliance.storage import database as module
+from appliance.storage.database import HEAD, Database
+from appliance.storage.ids import now_us
+from appliance.storage.tables import Base, File
+
+
+def url(path) -> str:
+    return f"sqlite+aiosqlite:///{path / 'db' / 'appliance.db'}"
+
+
+def a_file(number: int) -> File:
+    return File(
+        id=f"file-{number}",
+        tenant="default",
+        filename="a",
+        purpose="assistants",
+        bytes=1,
+        sha256="",
+        created_us=now_us(),
+    )
+
+
+async def test_the_migrations_make_exactly_the_tables_that_the_code_declares(tmp_path) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    from appliance.storage.migrations.run import settings
+
+    database = Database(url(tmp_path))
+    await database.start()
+    await database.stop()
+    engine = create_engine(f"sqlite:///{tmp_path / 'db' / 'appliance.db'}")
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+        assert ScriptDirectory.from_config(settings(connection)).get_current_head() == HEAD
+        assert set(inspect(connection).get_table_names()) == {*Base.metadata.tables, "alembic_version"}
+    engine.dispose()
+
+
+async def test_a_second_start_needs_no_alembic(tmp_path) -> None:
+    first = Database(url(tmp_path))
+    await first.start()
+    await first.stop()
+    code = (
+        "import asyncio, sys\nfrom appliance.storage.database import Database\n"
+        f"async def main():\n d = Database({url(tmp_path)!r})\n await d.start()\n await d.ping()\n await d.stop()\n"
+        "asyncio.run(main())\nassert 'alembic' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+async def test_two_processes_may_make_the_schema_at_once(tmp_path) -> None:
+    databases = [Database(url(tmp_path)) for _ in range(4)]
+    await asyncio.gather(*(database.start() for database in databases))
+    for database in databases:
+        await database.ping()
+        await database.stop()
+
+
+async def test_a_newer_database_stops_the_start_with_the_fix(tmp_path) -> None:
+    database = Database(url(tmp_path))
+    await database.start()
+    async with database.session() as session:
+        await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    await database.stop()
+    with pytest.raises(StartError, match="install the version"):
+        await database.start()
+    await database.stop()
+
+
+async def test_commits_wait_for_the_disk_and_foreign_keys_hold(tmp_path) -> None:
+    database = Database(url(tmp_path))
+    await database.start()
+    async with database.session() as session:
+        found = [
+            await session.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "foreign_keys")
+        ]
+    await database.stop()
+    assert found == ["wal", 2, 1]
+
+
+async def test_two_writers_wait_for_each_other_instead_of_failing(tmp_path) -> None:
+    one, other = Database(url(tmp_path)), Database(url(tmp_path))
+    await one.start()
+    await other.start()
+
+    async def write(database: Database, number: int) -> None:
+        async with database.session() as session:
+            await session.scalar(select(File).limit(1))  # read first: a lock taken late would fail here
+            session.add(a_file(number))
+
+    await asyncio.gather(*(write(database, 2 * i + j) for i in range(40) for j, database in enumerate((one, other))))
+    async with one.session(write=False) as session:
+        assert len((await session.scalars(select(File))).all()) == 80
+    await one.stop()
+    await other.stop()
+
+
+async def test_an_exception_takes_the_whole_block_back(tmp_path) -> None:
+    database = Database(url(tmp_path))
+    await database.start()
+    with pytest.raises(RuntimeError, match="no"):
+        async with database.session() as session:
+            session.add(a_file(1))
+            await session.flush()
+            raise RuntimeError("no")
+    async with database.session(write=False) as session:
+        assert await session.get(File, "file-1") is None
+    await database.stop()
+
+
+async def test_a_lock_held_for_too_long_is_a_503(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
+    one, other = Database(url(tmp_path)), Database(url(tmp_path))
+    await one.start()
+    await other.start()
+    async with one.session() as session:
+        session.add(a_file(1))
+        await session.flush()
+        with pytest.raises(Unavailable):
+            async with other.session() as second:
+                second.add(a_file(2))
+    await one.stop()
+    await other.stop()
+
+
+@pytest.mark.parametrize("bad", ["nonsense", "nosuch+driver://x/y", "mysql+nosuchdriver://x/y"])
+async def test_a_url_that_is_none_is_a_configuration_error(bad: str) -> None:
+    with pytest.raises(ConfigError, match="database"):
+        await Database(bad).start()
+
+
+async def test_a_folder_that_cannot_be_made_stops_the_start(tmp_path) -> None:
+    (tmp_path / "db").write_text("a file where the folder should be")
+    with pytest.raises(StartError, match="data_dir"):
+        await Database(url(tmp_path)).start()
