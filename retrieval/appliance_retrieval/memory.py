@@ -132,7 +132,11 @@ class MemoryStore:
         return list(found.rows.values()) if found else []
 
     def _visible(self, collection: str, scope: Scope, where: Filter | None) -> list[_Row]:
-        return [row for row in self._rows(collection) if _in_scope(row.chunk, scope) and matches(where, row.chunk.attributes)]
+        return [
+            row
+            for row in self._rows(collection)
+            if _in_scope(row.chunk, scope) and matches(where, row.chunk.attributes)
+        ]
 
     def _weights(self, collection: str, terms: Sequence[str]) -> dict[str, float]:
         """Inverse document frequency of each query term, times its repeats."""

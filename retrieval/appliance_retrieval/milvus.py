@@ -60,11 +60,12 @@ _WRITE_ROWS = 100
 """Rows a write holds the lock for: about 40 ms in Milvus Lite."""
 _FLUSH_ROWS = 1000
 """Unflushed rows are searched slowly (0.1 ms each in Milvus Lite), so no more than this many pile up."""
-_PAGE = 4096
+_PAGE, _WINDOW = 4096, 16_384
+"""Rows a page of an iterator, and the most that Milvus returns to one query."""
 _NOT_FOUND = (4, 100)
 
 
-class MilvusSettings(Strict):
+class MilvusSettings(Strict, frozen=True):
     """Where the vectors are."""
 
     uri: str | None = None
@@ -93,7 +94,9 @@ def make_store(settings: MilvusSettings, context: AppContext) -> VectorStore:
     """
     uri = settings.uri or str(context.data_dir / "milvus.db")
     if "://" not in uri and settings.token:
-        raise ConfigError("plugin.milvus.token: Milvus Lite knows no tokens; remove it or set plugin.milvus.uri to a server")
+        raise ConfigError(
+            "plugin.milvus.token: Milvus Lite knows no tokens; remove it or set plugin.milvus.uri to a server"
+        )
     return MilvusStore(uri, run_dir=context.run_dir, token=settings.token, timeout=settings.timeout)
 
 
@@ -307,20 +310,28 @@ class MilvusStore:
         found = self._client.search(
             collection, [query], anns_field=field, limit=limit, filter=condition, output_fields=OUTPUT
         )
-        return [Hit(chunk_of({"id": hit["id"], **hit["entity"]}), float(hit["distance"])) for hit in found[0]]
+        # Milvus Lite returns BM25 scores below zero; cosines keep their sign.
+        sign = -1.0 if self._lite and field == "sparse" else 1.0
+        return [Hit(chunk_of({"id": hit["id"], **hit["entity"]}), sign * hit["distance"]) for hit in found[0]]
 
     def _file_ids(self, collection: str, condition: str) -> list[str]:
         """Ids of the rows that match, by position."""
         if not self._exists(collection):
             return []
-        pages = self._client.query_iterator(
-            collection, batch_size=_PAGE, filter=condition, output_fields=["id", "position"]
-        )
-        found: list[tuple[int, str]] = []
+        columns = ["id", "position"]
+        rows = self._client.query(collection, filter=condition, output_fields=columns, limit=_WINDOW)
+        if len(rows) == _WINDOW:
+            rows = self._all_rows(collection, condition, columns)
+        return [row["id"] for row in sorted(rows, key=lambda row: (row["position"], row["id"]))]
+
+    def _all_rows(self, collection: str, condition: str, columns: list[str]) -> list[dict[str, Any]]:
+        """More rows than one query may return."""
+        pages = self._client.query_iterator(collection, batch_size=_PAGE, filter=condition, output_fields=columns)
+        rows: list[dict[str, Any]] = []
         while page := pages.next():
-            found += [(row["position"], row["id"]) for row in page]
+            rows += page
         pages.close()
-        return [chunk_id for _, chunk_id in sorted(found)]
+        return rows
 
     def _chunks(self, collection: str, condition: str, offset: int, limit: int) -> list[StoredChunk]:
         ids = self._file_ids(collection, condition)[offset : offset + limit]

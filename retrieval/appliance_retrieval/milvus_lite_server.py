@@ -45,7 +45,9 @@ class LiteServer:
         except DataDirLockedError:
             raise StartError(f"{folder} is open in another process; stop that one or set plugin.milvus.uri") from None
         except OSError as error:
-            raise StartError(f"{folder}: {error.strerror or error}; make the folder writable or set plugin.milvus.uri") from None
+            raise StartError(
+                f"{folder}: {error.strerror or error}; make the folder writable or set plugin.milvus.uri"
+            ) from None
 
     def sync(self, collection: str) -> None:
         """Force a collection's files to the disk: Milvus Lite itself leaves that to the system."""

@@ -1,0 +1,352 @@
+"""What every ``VectorStore`` must do. Inherit, and give the ``store`` fixture:
+
+    class TestMyStore(VectorStoreContract):
+        @pytest.fixture
+        async def store(self):
+            store = MyStore(...)
+            await store.start()
+            yield store
+            await store.stop()
+
+Needs pytest, pytest-asyncio (``asyncio_mode = auto``) and hypothesis. A store whose ``stop`` and ``start`` lose
+the data must say so with ``durable = False``.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from appliance.errors import Conflict
+from appliance.knowledge.filters import Attributes, Comparison, Compound, Filter, Scalar, matches
+from appliance.protocols import VectorStore
+from appliance.types import Hit, Scope, StoredChunk
+
+COLLECTION = "contract"
+EVERYONE = Scope()
+TRICKY: tuple[Scalar, ...] = (
+    '") or true or ("',
+    'a" or "1"=="1',
+    "O'Brien",
+    "",
+    "true",
+    True,
+    False,
+    "5",
+    5,
+    1,
+    0,
+    1.5,
+    -3,
+    "back\\slash",
+    'end\\"',
+    "line\nbreak\r\ttab",
+    "%",
+    "_",
+    "$meta",
+    "é\u2028ß",
+    'b") or ("1"=="1',
+    "x" * 600,
+)
+
+
+def vectors(*rows: Sequence[float]) -> bytes:
+    """Rows as the bytes that ``upsert`` takes."""
+    return array("f", [value for row in rows for value in row]).tobytes()
+
+
+def chunk(
+    position: int,
+    text: str = "text",
+    *,
+    file_id: str = "file-a",
+    attributes: Attributes | None = None,
+    tenant: str = "default",
+    readers: tuple[str, ...] = ("*",),
+) -> StoredChunk:
+    """A chunk with an id made from file and position."""
+    return StoredChunk(
+        id=f"{file_id}:{position}",
+        file_id=file_id,
+        position=position,
+        text=text,
+        start=10 * position,
+        end=10 * position + 5,
+        tenant=tenant,
+        readers=readers,
+        attributes=attributes or {},
+    )
+
+
+def _ids(hits: Sequence[Hit]) -> list[str]:
+    return [hit.chunk.id for hit in hits]
+
+
+async def _fill(store: VectorStore, *chunks: StoredChunk) -> None:
+    """One chunk for each angle of the first quarter, so that the first is nearest to (1, 0)."""
+    angles = [index / max(len(chunks), 2) for index in range(len(chunks))]
+    await store.upsert(COLLECTION, chunks, vectors(*((math.cos(a), math.sin(a)) for a in angles)))
+
+
+async def _search(
+    store: VectorStore, scope: Scope = EVERYONE, where: Filter | None = None, limit: int = 1000
+) -> list[str]:
+    return _ids(await store.search_dense(COLLECTION, vectors((1, 0)), limit=limit, scope=scope, where=where))
+
+
+_keys = st.sampled_from(["k", "lang", 'a"b', "it's", "back\\slash", "s:k", "ключ", "new\nline", "]"])
+_numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-3, 3)
+_values = (
+    st.sampled_from(TRICKY) | st.booleans() | _numbers | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+)
+_attributes = st.dictionaries(_keys, _values, max_size=3)
+_orderable = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | _numbers
+_comparisons = st.one_of(
+    st.builds(Comparison, key=_keys, type=st.sampled_from(["eq", "ne"]), value=_values),
+    st.builds(Comparison, key=_keys, type=st.sampled_from(["gt", "gte", "lt", "lte"]), value=_orderable),
+    st.builds(
+        Comparison,
+        key=_keys,
+        type=st.sampled_from(["in", "nin"]),
+        value=st.lists(_values, max_size=4).map(tuple),
+    ),
+)
+_filters = st.recursive(
+    _comparisons,
+    lambda inner: st.builds(
+        Compound, type=st.sampled_from(["and", "or"]), filters=st.lists(inner, min_size=1, max_size=3).map(tuple)
+    ),
+    max_leaves=5,
+)
+
+
+class VectorStoreContract:
+    """The behaviour that retrieval and ingestion lean on."""
+
+    durable: ClassVar[bool] = True
+
+    @pytest.fixture
+    async def store(self) -> AsyncIterator[VectorStore]:
+        """A started, empty store."""
+        raise NotImplementedError("override the store fixture")
+        yield
+
+    @pytest.fixture(autouse=True)
+    async def collection(self, store: VectorStore) -> str:
+        """An empty collection of two-dimensional vectors."""
+        await store.create(COLLECTION, 2)
+        return COLLECTION
+
+    async def test_creating_twice_changes_nothing(self, store: VectorStore) -> None:
+        await _fill(store, chunk(0))
+        await store.create(COLLECTION, 2)
+        assert await store.count(COLLECTION) == 1
+
+    async def test_creating_with_other_dimensions_is_refused(self, store: VectorStore) -> None:
+        with pytest.raises(Conflict):
+            await store.create(COLLECTION, 3)
+
+    async def test_vectors_of_another_length_are_refused(self, store: VectorStore) -> None:
+        with pytest.raises(Conflict):
+            await store.upsert(COLLECTION, [chunk(0)], vectors((1, 0, 0)))
+        assert await store.count(COLLECTION) == 0
+
+    async def test_a_chunk_comes_back_as_it_was_written(self, store: VectorStore) -> None:
+        written = chunk(
+            3, 'Köln "x"\n\\', attributes={"n": 5, "f": 5.0, "b": True, "s": "5"}, readers=("user:1", "group:a")
+        )
+        await _fill(store, written)
+        hits = await store.search_dense(COLLECTION, vectors((2, 0)), limit=1, scope=Scope(readers=("group:a",)))
+        assert hits[0].chunk == written
+        assert [type(value) for value in hits[0].chunk.attributes.values()] == [int, float, bool, str]
+
+    async def test_writing_the_same_ids_twice_keeps_each_chunk_once(self, store: VectorStore) -> None:
+        chunks = [chunk(i) for i in range(5)]
+        await _fill(store, *chunks)
+        await store.seal(COLLECTION)
+        await _fill(store, *chunks)
+        assert await store.count(COLLECTION) == 5
+        assert sorted(await _search(store)) == sorted(c.id for c in chunks)
+
+    async def test_writing_again_replaces_text_and_attributes_whole(self, store: VectorStore) -> None:
+        await _fill(store, chunk(0, "walrus", attributes={"old": "x", "kept": 1}))
+        await store.seal(COLLECTION)
+        await _fill(store, chunk(0, "zebra", attributes={"kept": 1}))
+        assert await store.search_text(COLLECTION, "walrus", limit=5, scope=EVERYONE) == []
+        assert await _search(store, where=Comparison(key="old", type="eq", value="x")) == []
+        assert len(await _search(store, where=Comparison(key="kept", type="eq", value=1))) == 1
+
+    async def test_dense_search_ranks_by_cosine_and_obeys_the_limit(self, store: VectorStore) -> None:
+        chunks = [chunk(i) for i in range(4)]
+        await store.upsert(COLLECTION, chunks, vectors((0, 1), (3, 0), (1, 1), (-1, 0)))
+        hits = await store.search_dense(COLLECTION, vectors((5, 0)), limit=3, scope=EVERYONE)
+        assert _ids(hits) == [chunks[1].id, chunks[2].id, chunks[0].id]
+        assert [hit.score for hit in hits] == pytest.approx([1, math.sqrt(0.5), 0], abs=1e-5)
+
+    async def test_text_search_finds_only_chunks_that_share_a_term(self, store: VectorStore) -> None:
+        await _fill(store, chunk(0, "the cat sat"), chunk(1, "a dog ran; the dog barked"), chunk(2, "dogs and cats"))
+        hits = await store.search_text(COLLECTION, "dog", limit=5, scope=EVERYONE)
+        assert _ids(hits)[0] == "file-a:1"
+        assert "file-a:0" not in _ids(hits)
+        assert all(hit.score > 0 for hit in hits)
+        assert await store.search_text(COLLECTION, "unicorn", limit=5, scope=EVERYONE) == []
+
+    @pytest.mark.parametrize("query", ["", "   ", "???", '") or true or ("', "the", "a" * 5000])
+    async def test_text_search_takes_any_query(self, store: VectorStore, query: str) -> None:
+        await _fill(store, chunk(0, "zebrafinch"))
+        assert await store.search_text(COLLECTION, query, limit=5, scope=EVERYONE) == []
+
+    async def test_o22_no_chunk_of_a_deleted_file_is_found(self, store: VectorStore) -> None:
+        await _fill(store, chunk(0, "zebrafinch"), chunk(1, "zebrafinch", file_id="file-b"))
+        await store.seal(COLLECTION)
+        await store.delete_file(COLLECTION, "file-a")
+        for _ in range(2):
+            assert await _search(store) == ["file-b:1"]
+            assert _ids(await store.search_text(COLLECTION, "zebrafinch", limit=5, scope=EVERYONE)) == ["file-b:1"]
+            assert await store.chunks(COLLECTION, "file-a", scope=EVERYONE) == []
+            assert await store.count(COLLECTION) == 1
+            await store.seal(COLLECTION)
+
+    async def test_o22_a_deleted_file_can_be_written_again(self, store: VectorStore) -> None:
+        for _ in range(3):
+            await store.delete_file(COLLECTION, "file-a")
+            await _fill(store, chunk(0), chunk(1))
+            await store.seal(COLLECTION)
+        assert sorted(await _search(store)) == ["file-a:0", "file-a:1"]
+
+    @pytest.mark.parametrize("file_id", ['x") or true or ("', 'x" or "1"=="1', "O'Brien", "x\\"])
+    async def test_o26_deleting_a_strangely_named_file_deletes_only_that(
+        self, store: VectorStore, file_id: str
+    ) -> None:
+        await _fill(store, chunk(0), chunk(0, file_id=file_id))
+        await store.delete_file(COLLECTION, file_id)
+        assert await _search(store) == ["file-a:0"]
+
+    @pytest.mark.parametrize("sealed", [False, True])
+    async def test_o26_a_filter_value_finds_exactly_its_own_row(self, store: VectorStore, sealed: bool) -> None:
+        chunks = [chunk(i, attributes={"owner": value}) for i, value in enumerate(TRICKY)]
+        strangers = [chunk(i, file_id="file-b", attributes=c.attributes, tenant="other") for i, c in enumerate(chunks)]
+        await _fill(store, *chunks, *strangers, chunk(99))
+        if sealed:
+            await store.seal(COLLECTION)
+        for own, value in zip(chunks, TRICKY, strict=True):
+            for where in (
+                Comparison(key="owner", type="eq", value=value),
+                Comparison(key="owner", type="in", value=(value, 'b") or ("1"=="1!')),
+            ):
+                assert await _search(store, where=where) == [own.id]
+
+    @pytest.mark.parametrize("key", ['k"] or true or $meta["k', "k' or '1'=='1", "tenant", "readers", "id", "owner\\"])
+    async def test_o26_a_filter_key_reaches_only_attributes(self, store: VectorStore, key: str) -> None:
+        await _fill(store, chunk(0, attributes={"k": "x"}), chunk(1, attributes={key: "default"}))
+        assert await _search(store, where=Comparison(key=key, type="eq", value="default")) == ["file-a:1"]
+        assert await _search(store, where=Comparison(key=key, type="ne", value="default")) == ["file-a:0"]
+
+    async def test_o26_no_filter_reaches_another_tenant_or_reader(self, store: VectorStore) -> None:
+        always = Compound(
+            type="or", filters=(Comparison(key="x", type="ne", value=1), Comparison(key="x", type="eq", value=1))
+        )
+        await _fill(store, chunk(0), chunk(1, tenant="other"), chunk(2, readers=("user:2",)), chunk(3, readers=()))
+        assert await _search(store, where=always) == ["file-a:0"]
+
+    @settings(
+        max_examples=40,
+        deadline=None,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+            HealthCheck.too_slow,
+        ],
+    )
+    @given(data=st.data())
+    async def test_o26_filters_mean_what_the_reference_says(self, store: VectorStore, data: st.DataObject) -> None:
+        await store.delete_file(COLLECTION, "file-a")
+        rows = data.draw(st.lists(_attributes, min_size=1, max_size=6))
+        await _fill(store, *(chunk(i, attributes=attributes) for i, attributes in enumerate(rows)))
+        if data.draw(st.booleans()):
+            await store.seal(COLLECTION)
+        for where in data.draw(st.lists(_filters, min_size=1, max_size=4)):
+            expected = [f"file-a:{i}" for i, attributes in enumerate(rows) if matches(where, attributes)]
+            assert sorted(await _search(store, where=where)) == sorted(expected), where
+
+    @pytest.mark.parametrize("reader", ["*", "user:1", "group:a b", 'group:"', "group:%"])
+    async def test_a_reader_sees_only_what_names_them(self, store: VectorStore, reader: str) -> None:
+        await _fill(
+            store, chunk(0, "word", readers=("user:0", reader)), chunk(1, "word", readers=("user:0", reader + "x"))
+        )
+        scope = Scope(readers=("user:nobody", reader))
+        assert await _search(store, scope) == ["file-a:0"]
+        assert _ids(await store.search_text(COLLECTION, "word", limit=5, scope=scope)) == ["file-a:0"]
+        assert [c.id for c in await store.chunks(COLLECTION, "file-a", scope=scope)] == ["file-a:0"]
+
+    async def test_without_readers_nothing_is_seen(self, store: VectorStore) -> None:
+        await _fill(store, chunk(0))
+        assert await _search(store, Scope(readers=())) == []
+
+    async def test_a_files_chunks_come_by_position_in_pages(self, store: VectorStore) -> None:
+        await _fill(store, *(chunk(i) for i in (7, 3, 11, 0, 10)), chunk(1, file_id="file-b"))
+        listed = [c.position for c in await store.chunks(COLLECTION, "file-a", scope=EVERYONE)]
+        paged = [c.position for c in await store.chunks(COLLECTION, "file-a", scope=EVERYONE, offset=1, limit=3)]
+        assert (listed, paged) == ([0, 3, 7, 10, 11], [3, 7, 10])
+
+    async def test_attributes_of_a_file_are_replaced_everywhere(self, store: VectorStore) -> None:
+        await _fill(
+            store,
+            chunk(0, "zebra", attributes={"old": 1, "both": 1}),
+            chunk(1, file_id="file-b", attributes={"old": 1}),
+        )
+        await store.seal(COLLECTION)
+        await store.set_attributes(COLLECTION, "file-a", {"both": 2, "new": True})
+        assert await _search(store, where=Comparison(key="old", type="eq", value=1)) == ["file-b:1"]
+        assert await _search(store, where=Comparison(key="both", type="gte", value=2)) == ["file-a:0"]
+        hits = await store.search_text(COLLECTION, "zebra", limit=5, scope=EVERYONE)
+        assert [dict(hit.chunk.attributes) for hit in hits] == [{"both": 2, "new": True}]
+        assert await store.count(COLLECTION) == 2
+
+    async def test_sealing_changes_no_result(self, store: VectorStore) -> None:
+        await _fill(store, *(chunk(i, f"word{i} common") for i in range(30)))
+        dense, text = (
+            await _search(store, limit=10),
+            await store.search_text(COLLECTION, "word7", limit=5, scope=EVERYONE),
+        )
+        await store.seal(COLLECTION)
+        assert await _search(store, limit=10) == dense
+        assert _ids(await store.search_text(COLLECTION, "word7", limit=5, scope=EVERYONE)) == _ids(text) == ["file-a:7"]
+
+    async def test_what_was_sealed_is_there_after_a_restart(self, store: VectorStore) -> None:
+        if not self.durable:
+            pytest.skip("this store keeps nothing")
+        await _fill(store, *(chunk(i, f"word{i}") for i in range(5)))
+        await store.seal(COLLECTION)
+        await store.delete_file(COLLECTION, "file-none")
+        await store.stop()
+        await store.start()
+        assert len(await _search(store)) == await store.count(COLLECTION) == 5
+        assert _ids(await store.search_text(COLLECTION, "word3", limit=5, scope=EVERYONE)) == ["file-a:3"]
+
+    async def test_collections_do_not_mix(self, store: VectorStore) -> None:
+        await store.create("another", 3)
+        await store.upsert("another", [chunk(0, "zebra")], vectors((1, 0, 0)))
+        assert await _search(store) == []
+        assert await store.search_text(COLLECTION, "zebra", limit=5, scope=EVERYONE) == []
+        await store.drop("another")
+
+    async def test_a_dropped_collection_is_gone_and_can_be_made_anew(self, store: VectorStore) -> None:
+        await _fill(store, chunk(0))
+        await store.drop(COLLECTION)
+        await store.drop(COLLECTION)
+        assert await store.count(COLLECTION) == 0
+        assert await _search(store) == []
+        await store.delete_file(COLLECTION, "file-a")
+        await store.create(COLLECTION, 2)
+        assert await store.count(COLLECTION) == 0
+
+    async def test_stopping_twice_is_harmless(self, store: VectorStore) -> None:
+        await store.stop()
+        await store.stop()

