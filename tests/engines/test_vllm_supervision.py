@@ -1,0 +1,190 @@
+"""How the engine ``vllm`` looks after its process, with a stand-in that is up at once."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import vllm_standin
+from processes import processes_with
+
+from appliance.config import parse
+from appliance.context import AppContext
+from appliance.plugin import (
+    BadRequest,
+    Call,
+    ChatRequest,
+    ConfigError,
+    EmbeddingRequest,
+    EngineError,
+    EngineUnavailable,
+    Message,
+    ModelSpec,
+    StartError,
+)
+from appliance.testing.contracts.engine import EngineContract, collect, generate, text_of
+from appliance_engines import vllm as module
+from appliance_engines.vllm import VllmEngine, make_engine
+
+
+def chat(text: str = "hi", *, stream: bool = True, model: str = "m") -> Call:
+    request = ChatRequest(model=model, messages=[Message(role="user", content=text)])
+    return Call(id="call", operation="chat", model=model, request=request, stream=stream)
+
+
+def make(folder: Path, *, name: str = "m", path: Path | None = Path("/weights"), **options: object) -> VllmEngine:
+    config = parse("data_dir: data\nserver: {shutdown_grace: 1}", folder=folder, environ={})
+    spec = ModelSpec(name=name, where="models[0]", path=path, options=options)
+    return make_engine(spec, AppContext(config, None))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running(engine: VllmEngine) -> AsyncIterator[VllmEngine]:
+    try:
+        async with asyncio.timeout(60):
+            await engine.start()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@pytest.fixture(autouse=True)
+def _standin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(spec: ModelSpec, options: object, socket: Path, **_: object) -> list[str]:
+        return [sys.executable, vllm_standin.__file__, str(socket)]
+
+    monkeypatch.setattr(module, "command", command)
+
+
+class TestSupervisedEngine(EngineContract):
+    @pytest.fixture
+    async def engine(self, unstarted_engine: VllmEngine) -> AsyncIterator[VllmEngine]:
+        async with running(unstarted_engine):
+            yield unstarted_engine
+
+    @pytest.fixture
+    def unstarted_engine(self, tmp_path: Path) -> VllmEngine:
+        return make(tmp_path)
+
+
+@pytest.mark.slow
+async def test_a_process_that_dies_in_mid_stream_is_an_error_and_the_next_call_waits_for_the_new_one(
+    tmp_path: Path,
+) -> None:
+    async with running(make(tmp_path)) as engine:
+        generation = await generate(engine, chat("die"))
+        assert (await anext(generation)).body["choices"][0]["delta"]["content"] == "par"
+        began = time.monotonic()
+        with pytest.raises(EngineError):
+            await anext(generation)
+        assert time.monotonic() - began < 2.0
+        assert text_of(await collect(await generate(engine, chat()))) == "Hello there."
+        assert engine.ready
+
+
+@pytest.mark.slow
+async def test_calls_are_kept_from_a_server_whose_engine_has_died(tmp_path: Path) -> None:
+    async with running(make(tmp_path)) as engine:
+        with pytest.raises(EngineError):
+            await collect(await generate(engine, chat("sick")))
+        answers = [collect(await generate(engine, chat(stream=stream))) for stream in (True, False)]
+        assert all(await asyncio.gather(*answers))
+
+
+async def test_a_call_gives_up_after_the_queue_timeout(tmp_path: Path) -> None:
+    async with running(make(tmp_path, queue_timeout=0.2)) as engine:
+        with pytest.raises(EngineError):
+            await collect(await generate(engine, chat("die")))
+        with pytest.raises(EngineUnavailable, match="m is starting; try again") as error:
+            await generate(engine, chat())
+        assert error.value.retry_after
+        assert not engine.ready
+
+
+async def test_a_stopped_engine_refuses_at_once(tmp_path: Path) -> None:
+    engine = make(tmp_path)
+    with pytest.raises(EngineUnavailable):
+        await generate(engine, chat())
+    assert not engine.ready
+
+
+async def test_it_can_start_again_after_a_stop(tmp_path: Path) -> None:
+    engine = make(tmp_path)
+    for _ in range(2):
+        async with running(engine):
+            assert await collect(await generate(engine, chat()))
+
+
+async def test_the_socket_lies_in_a_folder_that_only_we_may_enter(tmp_path: Path) -> None:
+    async with running(make(tmp_path, name="org/model")):
+        folder = tmp_path / "data" / "run"
+        (socket,) = folder.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert socket.name.startswith("org_model-")
+
+
+async def test_a_path_too_long_for_a_socket_is_replaced_by_a_temporary_folder(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    engine = make(deep)
+    async with running(engine):
+        folder = engine._socket_folder
+        assert folder is not None
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert await collect(await generate(engine, chat()))
+    assert not folder.exists()
+
+
+async def test_stop_leaves_no_process(tmp_path: Path) -> None:
+    async with running(make(tmp_path)):
+        assert processes_with(str(tmp_path))
+    assert not processes_with(str(tmp_path))
+
+
+async def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    engine = make(tmp_path, env={"STANDIN_DELAY": "60"})
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await engine.start()
+    assert not processes_with(str(tmp_path))
+
+
+async def test_a_process_that_dies_at_start_is_explained_with_its_log(tmp_path: Path) -> None:
+    engine = make(tmp_path, env={"STANDIN_FAILS": "1"})
+    with pytest.raises(StartError) as error:
+        await engine.start()
+    log = tmp_path / "data" / "logs" / "m.log"
+    assert str(error.value) == f"the model m did not start: no such device; its log is {log}"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+async def test_a_model_that_was_not_pulled_says_how_to(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"models\[0\]: m is not here yet; run: appliance models pull"):
+        await make(tmp_path, path=None).start()
+
+
+async def test_embeddings_from_a_model_that_makes_none_are_a_bad_request(tmp_path: Path) -> None:
+    call = Call(id="e", operation="embeddings", model="m", request=EmbeddingRequest(model="m", input="a"))
+    async with running(make(tmp_path)) as engine:
+        with pytest.raises(BadRequest) as error:
+            await generate(engine, call)
+    assert error.value.param == "model"
+
+
+async def test_a_call_under_an_adapters_name_goes_to_the_adapter(tmp_path: Path) -> None:
+    (tmp_path / "style").mkdir()
+    async with running(make(tmp_path, lora_modules={"styled": "style"})) as engine:
+        assert engine._served_name(chat(model="styled")) == "styled"
+        assert engine._served_name(chat(model="alias")) == "m"
+
+
+@pytest.mark.parametrize("options", [{"chat_template": "none.jinja"}, {"lora_modules": {"a": "none"}}])
+def test_files_that_do_not_exist_are_named_before_anything_starts(tmp_path: Path, options: dict) -> None:
+    with pytest.raises(ConfigError, match=r"models\[0\]\.options\.\w+.*: .*none"):
+        make(tmp_path, **options)

@@ -1,0 +1,69 @@
+"""Stands in for a vLLM process where a test is about its supervision: same socket, same routes, up at once.
+
+    python vllm_standin.py SOCKET
+
+The last message says what happens: ``die`` ends the process in mid-stream; ``sick`` reports an error there, then
+refuses everything for a while and exits, as vLLM does when its engine core has died; ``endless`` streams until closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from engine_upstream import Exchange, UpstreamServer, choice, event, hello
+
+SICK_SECONDS = 1.0
+
+
+class Standin:
+    def __init__(self) -> None:
+        self.sick = False
+
+    async def answer(self, exchange: Exchange) -> None:
+        text = _last_text(exchange)
+        if exchange.path == "/v1/embeddings":
+            await exchange.json(404, {"detail": "Not Found"})
+        elif self.sick:
+            await exchange.json(503 if exchange.path == "/health" else 500, {"error": {"message": "EngineDeadError"}})
+        elif exchange.path == "/health":
+            await exchange.json(200, {})
+        elif text in ("die", "sick", "endless"):
+            await self._fail(exchange, text)
+        else:
+            await hello(exchange)
+
+    async def _fail(self, exchange: Exchange, how: str) -> None:
+        await exchange.begin()
+        await exchange.send(choice(exchange, "par"))
+        while how == "endless":
+            await exchange.send(choice(exchange, "x"))
+            await asyncio.sleep(0.01)
+        if how == "die":
+            os._exit(1)
+        self.sick = True
+        await exchange.send(event({"error": {"message": "EngineCore encountered an issue.", "code": 500}}))
+        await exchange.send(b"data: [DONE]\n\n")
+        await exchange.end()
+        asyncio.get_running_loop().call_later(SICK_SECONDS, os._exit, 1)
+
+
+def _last_text(exchange: Exchange) -> object:
+    messages = (exchange.body or {}).get("messages") or [{}]
+    return messages[-1].get("content")
+
+
+async def main(path: str) -> None:
+    if os.environ.get("STANDIN_FAILS"):
+        sys.exit("RuntimeError: no such device")
+    await asyncio.sleep(float(os.environ.get("STANDIN_DELAY", "0")))
+    server = await asyncio.start_unix_server(UpstreamServer(Standin().answer).serve, path)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
