@@ -216,7 +216,8 @@ class Upstream:
             while not body.head_done and not body.done:
                 await body.wait(connection.loop)
         except BaseException:
-            connection.abort()
+            if not body.done:  # else the connection may already serve somebody else
+                connection.abort()
             raise
         if not body.head_done and body.error is not None:
             raise body.error

@@ -140,7 +140,7 @@ class Child:
             raise ChildFailed(f"{self.name} is not ready ({self._state}). {self.last_failure}".rstrip())
 
     async def stop(self) -> None:
-        """End the process and all its descendants and wait until they are gone. May be called at any time, and again."""
+        """End the process and all its descendants, wait until they are gone. May be called at any time, and again."""
         if self._task is None:
             return
         if not self._stopping:  # a second cancellation would cut the clean-up short

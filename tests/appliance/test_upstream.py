@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import appliance.upstream as upstream_module
-from appliance._http1 import PAUSE_BYTES, READ_BYTES
+from appliance._http1 import PAUSE_BYTES, READ_BYTES, Connection
 from appliance.upstream import Upstream, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 
 ON_BOTH_LOOPS = True
@@ -499,6 +499,24 @@ async def test_o01_cancelling_the_wait_for_an_answer_closes_the_connection(bench
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(client.request("GET", "/"), 0.1)
     await asyncio.wait_for(server.closed_by_client.wait(), 5)
+
+
+async def test_a_request_cancelled_just_as_its_answer_ends_leaves_the_connection_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = await bench.tcp(always(OK))
+    release = client._release
+
+    def release_and_cancel(connection: Connection) -> None:
+        release(connection)
+        task.cancel()
+
+    monkeypatch.setattr(client, "_release", release_and_cancel)
+    task = asyncio.create_task(client.request("GET", "/"))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await (await client.request("GET", "/")).read() == b"ok"
+    assert server.connections == 1
 
 
 async def test_a_cancelled_read_can_go_on(bench: Bench) -> None:
