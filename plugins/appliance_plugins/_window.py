@@ -87,12 +87,13 @@ class Rules:
         out: list[str] = []
         for match in self._searcher(folded).finditer(folded):
             start, end = match.span()
-            if start >= hold:
+            if start > hold:
                 break
-            out.append(text[done:start])
-            if self._blocks(match):
-                return Verdict("".join(out), "", blocked=True)
-            out.append(self.mask_with)
+            if self._blocks(match):  # what else may still begin here, a block goes first
+                return Verdict("".join([*out, text[done:start]]), "", blocked=True)
+            if start == hold:
+                break
+            out += [text[done:start], self.mask_with]
             done = end
             if hold < end:
                 hold = self._begun_at(folded, end)
