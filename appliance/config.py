@@ -29,7 +29,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     """Base of configuration blocks: unknown keys are errors. Plugins use it for their settings too."""
 
 
-class ServerConfig(Strict):
+class ServerConfig(Strict, frozen=True):
     """The HTTP server."""
 
     host: str = "127.0.0.1"
@@ -46,7 +46,7 @@ class ServerConfig(Strict):
     """Serve other machines although no authentication is set up."""
 
 
-class ModelConfig(Strict):
+class ModelConfig(Strict, frozen=True):
     """One model: served by an ``engine``, computed by an ``embedder``, or an ``alias_of`` another model."""
 
     name: str
@@ -65,7 +65,7 @@ class ModelConfig(Strict):
     extra_args: tuple[str, ...] = ()
 
 
-class StoreConfig(Strict):
+class StoreConfig(Strict, frozen=True):
     """A vector store that exists from the first start, filled from files beside the configuration."""
 
     name: str
@@ -73,7 +73,7 @@ class StoreConfig(Strict):
     """File names or glob patterns, relative to the configuration file."""
 
 
-class RetrievalConfig(Strict):
+class RetrievalConfig(Strict, frozen=True):
     """Search and ingestion."""
 
     vector_store: str | None = None
@@ -98,7 +98,7 @@ class RetrievalConfig(Strict):
     stores: tuple[StoreConfig, ...] = ()
 
 
-class AuthConfig(Strict):
+class AuthConfig(Strict, frozen=True):
     """Who may call."""
 
     realm: str = "appliance"
@@ -106,7 +106,7 @@ class AuthConfig(Strict):
     """Serve the OpenAPI document without credentials."""
 
 
-class FiltersConfig(Strict):
+class FiltersConfig(Strict, frozen=True):
     """Order of the filter plugins, by default that of ``plugins``. One that raises blocks, unless ``fail_open`` names it."""
 
     input: tuple[str, ...] | None = None
@@ -114,7 +114,7 @@ class FiltersConfig(Strict):
     fail_open: tuple[str, ...] = ()
 
 
-class LimitsConfig(Strict):
+class LimitsConfig(Strict, frozen=True):
     """Caps on a single request. Rates and concurrency belong to the ``limits`` plugin."""
 
     max_completion_tokens: Count | None = None
@@ -124,14 +124,14 @@ class LimitsConfig(Strict):
     max_embedding_inputs: Count = 2048
 
 
-class ObservabilityConfig(Strict):
+class ObservabilityConfig(Strict, frozen=True):
     """Logs."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
 
-class Config(Strict):
+class Config(Strict, frozen=True):
     """The whole file. ``folder`` is where it lies; relative paths count from there."""
 
     server: ServerConfig = ServerConfig()

@@ -92,5 +92,7 @@ class Filters:
 
     def _survives(self, name: str, call: Call) -> bool:
         survives = name in self.fail_open
-        log.exception("filter plugin %s broke; request %s %s", name, call.id, "passes unfiltered" if survives else "is blocked")
+        log.exception(
+            "filter plugin %s broke; request %s %s", name, call.id, "passes unfiltered" if survives else "is blocked"
+        )
         return survives

@@ -110,8 +110,7 @@ class Pipeline:
             return call
         step = self.telemetry.start_step(span, "retrieval", {"gen_ai.operation.name": "retrieval"})
         try:
-            passages = await self.retriever.search(call, search)
-            passages = await self.filters.passages(call, passages)
+            passages = await self.filters.passages(call, await self.retriever.search(call, search))
             step.set("gen_ai.retrieval.documents.count", len(passages))
             return self.retriever.augment(call, passages)
         except BaseException as error:

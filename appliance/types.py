@@ -146,7 +146,9 @@ class Chunk:
     def payload(self) -> bytes:
         """The chunk as JSON bytes."""
         if self._payload is None:
-            self._payload = (event_data(self._event) or b"{}") if self._body is None and self._event else _encode(self._body)
+            self._payload = (
+                (event_data(self._event) or b"{}") if self._body is None and self._event else _encode(self._body)
+            )
         return self._payload
 
     @property

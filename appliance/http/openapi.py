@@ -52,7 +52,11 @@ def build() -> dict[str, Any]:
         paths.setdefault(_PARAMETER.sub(r"{\1}", entry.path), {})[entry.method.lower()] = _operation(entry, references)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "The appliance", "version": __version__, "description": "OpenAI-compatible inference and RAG."},
+        "info": {
+            "title": "The appliance",
+            "version": __version__,
+            "description": "OpenAI-compatible inference and RAG.",
+        },
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}],
@@ -72,7 +76,10 @@ def _operation(entry: Entry, references: dict[type[Any], Any]) -> dict[str, Any]
         "x-permission": entry.action,
     }
     if entry.body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": references[entry.body]}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": references[entry.body]}},
+        }
     return operation
 
 

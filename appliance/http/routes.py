@@ -38,7 +38,9 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", "/v1/completions", "models.use", "Complete a text", _hot["/v1/completions"], CompletionRequest),
     Entry("POST", "/v1/embeddings", "models.use", "Embed texts", _hot["/v1/embeddings"], EmbeddingRequest),
     Entry("GET", "/v1/models", "models.read", "List the models", models.list_models, None, models.ModelList),
-    Entry("GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model, None, models.ModelObject),
+    Entry(
+        "GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model, None, models.ModelObject
+    ),
     Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, None, health.Health),
     Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, None, health.Health),
     Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -47,7 +47,7 @@ async def read_json(request: HttpRequest, decode: Callable[[bytes], _T]) -> _T:
     return decode(await read_body(headers, request.receive, runtime(request).config.server.max_json_bytes))
 
 
-async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, limit: int) -> bytes:
+async def read_body(headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int) -> bytes:
     """Read a whole body of at most ``limit`` bytes, counted as they come, whatever length was announced.
 
     Raises:
@@ -58,8 +58,8 @@ async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, limit:
             raise UnsupportedMedia("compressed bodies are not taken; send the JSON as it is")
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise TooLarge(f"the body is over {limit} bytes (server.max_json_bytes); send less")
-    message = await receive()
-    body = message.get("body", b"")
+    message: Any = await receive()
+    body: bytes = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body"):
         return _within(body, limit)
     parts = [body]
@@ -94,7 +94,12 @@ def page_of(request: HttpRequest, maximum: int = 100) -> Page:
     """Read ``limit``, ``order``, ``after`` and ``before``. Raises BadRequest naming the parameter."""
     query = request.query_params
     raw_limit, order = query.get("limit", "20"), query.get("order", "desc")
-    if not raw_limit.isascii() or not raw_limit.isdigit() or not 1 <= int(raw_limit[:6]) <= maximum or len(raw_limit) > 6:
+    if (
+        not raw_limit.isascii()
+        or not raw_limit.isdigit()
+        or not 1 <= int(raw_limit[:6]) <= maximum
+        or len(raw_limit) > 6
+    ):
         raise BadRequest(f"limit must be a whole number from 1 to {maximum}", param="limit")
     if order not in ("asc", "desc"):
         raise BadRequest("order must be asc or desc", param="order")

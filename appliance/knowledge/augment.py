@@ -44,7 +44,9 @@ class Retriever:
         request = call.request
         if not isinstance(request, ChatRequest):
             if bound.vector_stores:
-                raise BadRequest(f"model {call.model} searches documents and answers chats only; use /v1/chat/completions")
+                raise BadRequest(
+                    f"model {call.model} searches documents and answers chats only; use /v1/chat/completions"
+                )
             return None
         tools = [tool for tool in request.tools or [] if tool.get("type") == "file_search"]
         if not tools and not bound.vector_stores:
@@ -75,7 +77,9 @@ class Retriever:
         """
         ids = await self._stores.resolve(call.principal.tenant, search.store_ids)
         found = await self._knowledge.search(msgspec.structs.replace(search, store_ids=ids), scope_of(call.principal))
-        relevant = [p for p in found if p.similarity is None or p.similarity >= self._config.min_similarity or p.matched]
+        relevant = [
+            p for p in found if p.similarity is None or p.similarity >= self._config.min_similarity or p.matched
+        ]
         return _within(relevant, self._config.max_context_characters)
 
     def augment(self, call: Call, passages: Sequence[Passage]) -> Call:

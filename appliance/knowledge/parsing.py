@@ -18,7 +18,6 @@ from appliance.knowledge.parse_worker import LENGTH_BYTES, MAX_TEXT, Job, Reply,
 from appliance.types import Document
 
 _START_SECONDS = 60.0
-_STOP_SECONDS = 2.0
 _FILES_PER_CHILD = 500
 """A child is replaced after so many files, which bounds what a leaking library can pile up."""
 _STOPPED = "the parsing processes are stopped; start the appliance again"
@@ -73,7 +72,7 @@ class ParserPool:
         self._stopped = True
         children = [*self._idle, *self._busy]
         self._idle.clear()
-        await asyncio.gather(*(child.stop() for child in children))
+        await asyncio.gather(*(child.kill() for child in children))
 
     async def _take(self) -> _Child:
         if self._stopped:
@@ -91,7 +90,7 @@ class ParserPool:
     async def _give_back(self, child: _Child, reply: Reply) -> None:
         child.files += 1
         if self._stopped or reply.problem == "memory" or child.files >= _FILES_PER_CHILD:
-            await child.stop()
+            await child.kill()
         else:
             self._idle.append(child)
 
@@ -205,19 +204,12 @@ class _Child:
         except (OSError, EOFError, msgspec.DecodeError) as error:
             raise _EndedError from error
 
-    async def stop(self) -> None:
-        """End the process: it goes when its input ends, and is killed if it does not."""
-        self._stdin.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_SECONDS):
-                await self._process.wait()
-        await self.kill()
-
     async def kill(self) -> int:
-        """Kill what is left of the process and its children; returns its exit code (negative: the signal)."""
+        """Kill the process and what it started; returns its exit code (negative: the signal)."""
         self._stdin.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode is None:  # afterwards the number may be another process's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         return await self._process.wait()
 
 

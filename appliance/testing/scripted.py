@@ -269,7 +269,7 @@ def last_user_text(call: Call) -> str:
     return str(call.request.prompt)
 
 
-class ScriptedOptions(Strict):
+class ScriptedOptions(Strict, frozen=True):
     """Options of a configured scripted engine."""
 
     reply: str = "This is a scripted answer."
@@ -311,8 +311,8 @@ def _configured(options: ScriptedOptions) -> Callable[[Call], Sequence[Step]]:
         text = last_user_text(call) if options.echo else options.reply
         words = [word + " " for word in text.split(" ")]
         words[-1] = words[-1][:-1]
-        pause = [Wait(options.delay)] if options.delay else []
-        return [step for word in words for step in (*pause, Emit(word))]
+        pause: list[Step] = [Wait(options.delay)] if options.delay else []
+        return [step for word in words for step in [*pause, Emit(word)]]
 
     return script
 

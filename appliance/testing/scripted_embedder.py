@@ -22,7 +22,7 @@ from appliance.types import Embeddings, ModelSpec
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-@dataclass
+@dataclass(eq=False)
 class ScriptedEmbedder:
     """Plugin and embedder in one.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -36,6 +38,12 @@ def _rank(names: set[str]) -> int | None:
     if "config.json" in names and ".onnx" in suffixes:
         return 1
     return 2 if ".gguf" in suffixes else None
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise OSError with errno ENOSPC unless ``needed`` bytes are free where ``folder`` lies."""
+    if needed > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def size(folder: Path) -> int:

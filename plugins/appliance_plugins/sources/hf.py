@@ -36,7 +36,7 @@ class _Reference(NamedTuple):
 
 
 class HfSource:
-    """Pulls models from the hub; continues where an interrupted pull stopped."""
+    """Pulls models from the hub. An interrupted pull keeps the files that were complete."""
 
     def __init__(self, unpacker: Unpacker) -> None:
         self._unpacker = unpacker
@@ -102,12 +102,21 @@ def _download(wanted: _Reference, folder: Path, progress: Progress) -> None:
     info = HfApi().model_info(wanted.repository, revision=wanted.revision, files_metadata=True)
     chosen = _choose(wanted, list(info.siblings or []))
     total = sum(file.size or 0 for file in chosen)
+    _drop_torn(folder)
+    progress(0, total, f"downloading {wanted.repository}")
+    files.require_space(folder, total - files.size(folder))
     with _watched(folder, total, f"downloading {wanted.repository}", progress):
         for file in chosen:
             # One commit for all files, even when the branch moves meanwhile.
             hf_hub_download(wanted.repository, file.rfilename, revision=info.sha, local_dir=folder)
     for file in chosen:
         _check(folder, file)
+
+
+def _drop_torn(folder: Path) -> None:
+    """Delete what a killed pull left of single files; the hub's client never goes on with those."""
+    for path in (folder / ".cache").rglob("*.incomplete"):
+        path.unlink()
 
 
 def _choose(wanted: _Reference, offered: list[RepoSibling]) -> list[RepoSibling]:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import base64
 import csv
-import errno
 import hashlib
 import io
-import os
 import re
 import shutil
 import stat
@@ -138,8 +136,7 @@ def _extract(archive: zipfile.ZipFile, folder: Path, progress: Progress) -> None
     wanted = [entry for name, entry in entries.items() if files.is_data(name) and _is_below(name, root)]
     total = sum(entry.file_size for entry in wanted)
     progress(0, total, "unpacking")
-    if total > shutil.disk_usage(folder).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    files.require_space(folder, total)
     done = 0
     for entry in wanted:
         target = folder / PurePosixPath(entry.filename).relative_to(root)

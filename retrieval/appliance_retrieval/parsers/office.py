@@ -24,14 +24,14 @@ def read_docx(path: Path, media_type: str | None) -> Document:
     """A Word document as Markdown: headings, lists, tables. Raises InvalidFile, UnsupportedFile."""
     from markitdown.converters import DocxConverter
 
-    return _converted(path, DocxConverter(), ".docx")
+    return _converted(path, DocxConverter, ".docx")
 
 
 def read_pptx(path: Path, media_type: str | None) -> Document:
     """Slides, tables, chart data and speaker notes as Markdown. Raises InvalidFile, UnsupportedFile."""
     from markitdown.converters import PptxConverter
 
-    return _converted(path, PptxConverter(), ".pptx")
+    return _converted(path, PptxConverter, ".pptx")
 
 
 def read_xlsx(path: Path, media_type: str | None) -> Document:
@@ -45,13 +45,13 @@ def read_xlsx(path: Path, media_type: str | None) -> Document:
         raise _damaged(".xlsx", error) from error
 
 
-def _converted(path: Path, converter: DocumentConverter, suffix: str) -> Document:
+def _converted(path: Path, converter: type[DocumentConverter], suffix: str) -> Document:
     check(path)
     from markitdown import StreamInfo
 
     try:
         with path.open("rb") as file:
-            markdown = converter.convert(file, StreamInfo(extension=suffix), **MARKDOWN_OPTIONS).markdown
+            markdown = converter().convert(file, StreamInfo(extension=suffix), **MARKDOWN_OPTIONS).markdown
         return Document(text=tidy(_SLIDE_NUMBER.sub("\n\n", markdown)), title=_title(path))
     except MemoryError:
         raise
@@ -90,7 +90,7 @@ def _rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
 
 def _title(path: Path) -> str:
     """The title in the document's properties; empty without one."""
-    from defusedxml import ElementTree
+    from defusedxml import ElementTree  # type: ignore[import-untyped]
 
     with zipfile.ZipFile(path) as archive:
         if "docProps/core.xml" not in archive.namelist():
