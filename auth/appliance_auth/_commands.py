@@ -33,6 +33,11 @@ _config_option = click.option(
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 
+def _examples(*lines: str) -> str:
+    """An epilog with commands that can be copied."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 class Lifetime(click.ParamType[int]):
     """A length of time such as ``30d``, in seconds."""
 
@@ -62,19 +67,20 @@ def _run(command: Callable[_P, Awaitable[_T]]) -> Callable[_P, _T]:
     return wrapper
 
 
-@click.group()
+@click.group(
+    epilog=_examples("appliance keys create --name alice", "appliance keys list", "appliance keys revoke 3f9k2m8x0abc")
+)
 def keys() -> None:
-    r"""Make, list and revoke API keys.
-
-    \b
-    Examples:
-      appliance keys create --name alice
-      appliance keys list
-      appliance keys revoke 3f9k2m8x0abc
-    """
+    """Make, list and revoke API keys."""
 
 
-@keys.command()
+@keys.command(
+    epilog=_examples(
+        "appliance keys create --name alice",
+        "appliance keys create --name batch --tenant team-a --model smollm2 --expires 30d",
+        "appliance keys create --name ops --admin --json",
+    )
+)
 @click.option("--name", required=True, help="Whose key it is, or what for.")
 @click.option("--tenant", default="default", show_default=True, help="Whose data it reaches.")
 @click.option(
@@ -96,14 +102,7 @@ async def create(  # noqa: PLR0917 - click's options
     config_path: Path,
     as_json: bool,
 ) -> None:
-    r"""Make a key and print it. It is shown this once; only its digest is kept.
-
-    \b
-    Examples:
-      appliance keys create --name alice
-      appliance keys create --name batch --tenant team-a --model smollm2 --expires 30d
-      appliance keys create --name ops --admin --json
-    """
+    """Make a key and print it. It is shown this once; only its digest is kept."""
     granted = ("*",) if admin else scopes or _DEFAULT_SCOPES
     async with KeyStore.open(config_path) as store:
         stored, text = await store.create(
@@ -116,18 +115,12 @@ async def create(  # noqa: PLR0917 - click's options
     click.echo(f"Key {stored.id} of {name}. It is not shown again.", err=True)
 
 
-@keys.command("list")
+@keys.command("list", epilog=_examples("appliance keys list", "appliance keys list --json"))
 @_config_option
 @_json_option
 @_run
 async def list_(config_path: Path, as_json: bool) -> None:
-    r"""Show all keys, never their secrets.
-
-    \b
-    Examples:
-      appliance keys list
-      appliance keys list --json
-    """
+    """Show all keys, never their secrets."""
     async with KeyStore.open(config_path) as store:
         found = await store.list()
     if as_json:
@@ -139,18 +132,13 @@ async def list_(config_path: Path, as_json: bool) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@keys.command()
+@keys.command(epilog=_examples("appliance keys revoke 3f9k2m8x0abc"))
 @click.argument("key_id", metavar="ID")
 @_config_option
 @_json_option
 @_run
 async def revoke(key_id: str, config_path: Path, as_json: bool) -> None:
-    r"""Make a key worthless, for good. A running server refuses it within seconds.
-
-    \b
-    Examples:
-      appliance keys revoke 3f9k2m8x0abc
-    """
+    """Make a key worthless, for good. A running server refuses it within seconds."""
     async with KeyStore.open(config_path) as store:
         revoked = await store.revoke(key_id)
     click.echo(_json(_shown(revoked)) if as_json else f"Key {key_id} of {revoked.name} is revoked.")

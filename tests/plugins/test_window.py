@@ -1,11 +1,12 @@
 import time
 
 import pytest
-from appliance_plugins._window import PATTERNS, Rules, Window, fold
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-ALPHABET = "kumqatxz@.-e KſİßAaΣσς1é"
+from appliance_plugins._window import PATTERNS, Rules, Window, fold
+
+ALPHABET = "kumqatxz@.-e KſİßAaΣσς1é"  # noqa: RUF001 - what folds in odd ways
 RULES = [
     Rules(["kumquat", "umq"], ["kum", "email", "xß"]),
     Rules(["email"], ["a.a", "k"]),

@@ -1,7 +1,5 @@
 import msgspec
 import pytest
-from appliance_plugins import wordlist
-from appliance_plugins.wordlist import Wordlist, WordlistSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +17,8 @@ from appliance.plugin import (
 from appliance.testing.answers import chat_call, chunks_of, delta, finishes_of, message, stream_of, text_of, usage
 from appliance.testing.contracts.output_filter import OutputFilterContract
 from appliance.wire import ContentPart, FunctionCall, ToolCall
+from appliance_plugins import wordlist
+from appliance_plugins.wordlist import Wordlist, WordlistSettings
 
 
 def made(**fields) -> Wordlist:
@@ -244,6 +244,6 @@ def test_apply_says_where_the_filter_works():
     ],
 )
 def test_settings_that_cannot_work_stop_the_start(fields, where):
-    with pytest.raises(ConfigError, match="plugin.wordlist") as caught:
+    with pytest.raises(ConfigError, match="wordlist") as caught:
         made(**fields)
     assert where in str(caught.value)
