@@ -48,6 +48,7 @@ class HfSource:
             StartError: the model cannot be had or comes damaged, with the fix.
         """
         wanted = _parse(reference)
+        self._unpacker.undo(folder)
         with _explained(reference, wanted):
             _download(wanted, folder, progress)
         _flatten(folder, wanted)

@@ -39,6 +39,17 @@ class Unpacker:
             )
         return files[0]
 
+    def undo(self, folder: Path) -> None:
+        """Take back an ``unpack_inside`` that was interrupted, which may have left half a model."""
+        kept = folder / "gguf"
+        if not kept.is_dir():
+            return
+        for path in folder.glob("*.safetensors"):
+            path.unlink()
+        for path in kept.iterdir():
+            path.rename(folder / path.name)
+        kept.rmdir()
+
     def unpack_inside(self, folder: Path, progress: Progress) -> None:
         """Unpack the GGUF file of a pulled folder, if it has no safetensors; the file moves to ``gguf/``."""
         file = self.wanted(folder)
