@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -157,7 +157,7 @@ class _Performance:
             self._engine.running -= 1
             self._diary.events.append(event)
 
-    async def _play(self, script: list[Step]) -> Any:
+    async def _play(self, script: list[Step]) -> AsyncGenerator[dict[str, Any], None]:
         call = self._diary.call
         writer = _Writer(call, self._words)
         for step in script:
