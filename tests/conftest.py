@@ -1,0 +1,32 @@
+"""Shared by all tests: an app on loopback, and the rule that no test leaves a task behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import loopback
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[loopback.Box]]:
+    """``async with box(script, config, name=plugin, ...) as b``: a served app; see ``loopback.Box``."""
+    return partial(loopback.box, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+async def no_leaked_tasks() -> AsyncIterator[None]:
+    """Every task that a test or its app started has ended soon after it."""
+    yield
+    mine = asyncio.current_task()
+    for _ in range(100):
+        left = [task for task in asyncio.all_tasks() if task is not mine]
+        if not left:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"left running: {left}")
