@@ -90,8 +90,8 @@ class CallMetrics:
             view.cached_tokens.inc(usage.cached_tokens)
 
     def exposition(self) -> tuple[bytes, str]:
-        """All metrics as text, and its media type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        """All metrics as text in UTF-8, and its media type without the charset, which Litestar adds."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST.partition("; charset")[0]
 
     def _view(self, model: str) -> _ModelView:
         name = model if model in self._models else _OTHER
