@@ -84,6 +84,9 @@ class ParserPool:
             await child.kill()
         else:
             child = await _Child.start(self._start)
+            if self._stopped:
+                await child.kill()
+                raise StartError(_STOPPED)
         self._busy.add(child)
         return child
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -56,14 +57,14 @@ def test_no_chunk_holds_more_tokens_than_size(text: str, sizes: tuple[int, int])
 def test_neighbours_share_exactly_the_overlap(text: str, sizes: tuple[int, int]) -> None:
     spans = word_spans(text)
     chunks = split(text, *sizes, spans)
-    for one, two in zip(chunks, chunks[1:], strict=False):
+    for one, two in pairwise(chunks):
         assert sum(two.start <= start and end <= one.end for start, end in spans) == sizes[1]
 
 
 @given(TEXTS, SIZES, st.sampled_from([word_spans, byte_spans]))
 def test_chunks_move_ahead_and_are_trimmed(text: str, sizes: tuple[int, int], tokenize: object) -> None:
     chunks = split(text, *sizes, tokenize(text))  # type: ignore[operator]
-    assert all(one.start <= two.start and one.end <= two.end for one, two in zip(chunks, chunks[1:], strict=False))
+    assert all(one.start <= two.start and one.end <= two.end for one, two in pairwise(chunks))
     assert all(text[chunk.start : chunk.end] == text[chunk.start : chunk.end].strip() != "" for chunk in chunks)
 
 
@@ -110,6 +111,6 @@ def test_the_csv_of_o18_is_cut_between_rows() -> None:
 def test_ten_megabytes_take_seconds(unit: str) -> None:
     text = unit * (10_000_000 // len(unit))
     spans = byte_spans(text)[:2_500_000] if unit in ("x", " \n") else word_spans(text)
-    started = time.monotonic()
+    started = time.process_time()
     split(text, 256, 128, spans)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20

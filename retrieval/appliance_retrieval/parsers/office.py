@@ -90,7 +90,7 @@ def _rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
 
 def _title(path: Path) -> str:
     """The title in the document's properties; empty without one."""
-    from defusedxml import ElementTree  # type: ignore[import-untyped]
+    from defusedxml import ElementTree
 
     with zipfile.ZipFile(path) as archive:
         if "docProps/core.xml" not in archive.namelist():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from appliance.plugin import Document, InvalidFile, UnsupportedFile
 
 if TYPE_CHECKING:
-    from pypdfium2 import PdfDocument  # type: ignore[import-untyped]
+    from pypdfium2 import PdfDocument
 
 _SOFT_HYPHEN = re.compile("[\x02\ufffe\xad]\\s*\n?")
 _NAMED_PAGES = 20
