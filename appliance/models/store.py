@@ -82,7 +82,7 @@ class ModelStore:
         try:
             with self._locked(scheme, reference, watched):
                 newest = None if refresh else _newest(home)
-                return newest or _fetch(plugin, f"{scheme}:{reference}", home, watched)
+                return newest or _fetch(plugin, self.canonical(source), home, watched)
         except OSError as error:
             raise StartError(f"{source}: {self._explain(error, watched)}") from error
 
@@ -95,6 +95,10 @@ class ModelStore:
         """
         scheme, reference = self._split(source)
         return _located(self._plugin(scheme, source), reference) or _newest(self._home(scheme, reference))
+
+    def canonical(self, source: str) -> str:
+        """The source as the store writes it: with an absolute path. Raises ConfigError."""
+        return ":".join(self._split(source))
 
     def versions(self) -> list[Version]:
         """Every complete version, by source, the newest of each first."""

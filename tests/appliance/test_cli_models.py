@@ -152,6 +152,15 @@ def test_list_names_a_local_folder_in_place_and_one_that_is_missing(config, run)
     assert "does not exist" in gone["problem"]
 
 
+def test_list_shows_a_configured_gguf_file_with_its_model(config, run):
+    (config.parent / "m.gguf").write_bytes(b"GGUF")
+    config.write_text('plugins: [sources]\nmodels:\n  - {name: m, engine: vllm, source: "file:m.gguf"}\n')
+    [row] = json.loads(run("list", "--json").stdout)
+    assert row["models"] == ["m"]
+    assert row["source"] == f"file:{config.parent}/m.gguf"
+    assert row["problem"] == "not pulled; run appliance models pull"
+
+
 def test_list_verify_fails_on_a_changed_file(config, run):
     [pulled] = json.loads(run("pull", "--json").stdout)
     assert run("list", "--verify").exit_code == 0
@@ -185,7 +194,7 @@ def test_help_shows_examples(command):
     result = CliRunner().invoke(cli, ["models", *command, "--help"])
     assert result.exit_code == 0
     assert f"appliance models {' '.join(command)}".strip() in result.stdout
-    assert "Examples:" in result.stdout
+    assert "Examples:\n    appliance models " in result.stdout
 
 
 # -- real processes --------------------------------------------------------------------------------------
