@@ -10,7 +10,7 @@ from typing import Any
 from litestar import Response
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
 
-from appliance.http import chat, health, models, openapi
+from appliance.http import chat, file_batches, files, health, models, objects, openapi, store_files, vector_stores
 from appliance.http.guard import ACTION, PUBLIC
 from appliance.http.tools import HttpRequest
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -32,6 +32,11 @@ class Entry:
 
 
 _hot = {route.path: route for route in chat.HOT_ROUTES}
+_FILES, _STORES = "/v1/files", "/v1/vector_stores"
+_FILE, _ONE = f"{_FILES}/{{file_id:str}}", f"{_STORES}/{{vector_store_id:str}}"
+_MEMBERS, _BATCHES = f"{_ONE}/files", f"{_ONE}/file_batches"
+_MEMBER, _BATCH = f"{_MEMBERS}/{{file_id:str}}", f"{_BATCHES}/{{batch_id:str}}"
+_STORE, _MEMBER_OBJECT, _BATCH_OBJECT = objects.VectorStoreObject, objects.StoreFileObject, objects.FileBatchObject
 
 TABLE: tuple[Entry, ...] = (
     Entry("POST", "/v1/chat/completions", "models.use", "Answer a chat", _hot["/v1/chat/completions"], ChatRequest),
@@ -41,6 +46,79 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         "GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model, None, models.ModelObject
     ),
+    Entry("POST", _FILES, "files.write", "Upload a file", files.upload_file, None, objects.FileObject),
+    Entry("GET", _FILES, "files.read", "List files", files.list_files),
+    Entry("GET", _FILE, "files.read", "Get a file", files.get_file, None, objects.FileObject),
+    Entry("DELETE", _FILE, "files.write", "Delete a file", files.delete_file, None, objects.Deleted),
+    Entry("GET", f"{_FILE}/content", "files.read", "Download a file", files.download_file),
+    Entry(
+        "POST",
+        _STORES,
+        "files.write",
+        "Create a vector store",
+        vector_stores.create_store,
+        objects.CreateVectorStore,
+        _STORE,
+    ),
+    Entry("GET", _STORES, "files.read", "List vector stores", vector_stores.list_stores),
+    Entry("GET", _ONE, "files.read", "Get a vector store", vector_stores.get_store, None, _STORE),
+    Entry(
+        "POST",
+        _ONE,
+        "files.write",
+        "Change a vector store",
+        vector_stores.update_store,
+        objects.UpdateVectorStore,
+        _STORE,
+    ),
+    Entry("DELETE", _ONE, "files.write", "Delete a vector store", vector_stores.delete_store, None, objects.Deleted),
+    Entry(
+        "POST",
+        f"{_ONE}/search",
+        "files.read",
+        "Search a vector store",
+        vector_stores.search_store,
+        objects.SearchVectorStore,
+        objects.SearchResults,
+    ),
+    Entry(
+        "POST", _MEMBERS, "files.write", "Attach a file", store_files.attach_file, objects.AttachFile, _MEMBER_OBJECT
+    ),
+    Entry("GET", _MEMBERS, "files.read", "List a store's files", store_files.list_store_files),
+    Entry("GET", _MEMBER, "files.read", "Get a store's file", store_files.get_store_file, None, _MEMBER_OBJECT),
+    Entry(
+        "POST",
+        _MEMBER,
+        "files.write",
+        "Set attributes",
+        store_files.update_store_file,
+        objects.UpdateStoreFile,
+        _MEMBER_OBJECT,
+    ),
+    Entry("DELETE", _MEMBER, "files.write", "Detach a file", store_files.detach_file, None, objects.Deleted),
+    Entry(
+        "GET",
+        f"{_MEMBER}/content",
+        "files.read",
+        "Get indexed text",
+        store_files.store_file_content,
+        None,
+        objects.FileContent,
+    ),
+    Entry(
+        "POST",
+        _BATCHES,
+        "files.write",
+        "Attach many files",
+        file_batches.create_batch,
+        objects.CreateFileBatch,
+        _BATCH_OBJECT,
+    ),
+    Entry("GET", _BATCH, "files.read", "Get a file batch", file_batches.get_batch, None, _BATCH_OBJECT),
+    Entry(
+        "POST", f"{_BATCH}/cancel", "files.write", "Cancel a file batch", file_batches.cancel_batch, None, _BATCH_OBJECT
+    ),
+    Entry("GET", f"{_BATCH}/files", "files.read", "List a batch's files", file_batches.list_batch_files),
     Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, None, health.Health),
     Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, None, health.Health),
     Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document),

@@ -1,0 +1,87 @@
+"""``/v1/vector_stores/{id}/file_batches``: many files at once."""
+
+from __future__ import annotations
+
+from litestar import Response
+
+from appliance.config import Config
+from appliance.errors import BadRequest
+from appliance.http.objects import AttachFile, CreateFileBatch, batch_object, store_file_object
+from appliance.http.store_files import status_filter
+from appliance.http.tools import HttpRequest, answer, listing, page_of, principal, read_json, runtime
+from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, store_id_of
+from appliance.storage import batches, store_files
+from appliance.wire import decoder
+
+_decode = decoder(CreateFileBatch)
+
+
+async def create_batch(request: HttpRequest) -> Response[bytes]:
+    """``POST .../file_batches``: all files or, if one is unknown, none."""
+    ingestion, services, tenant = knowledge(request), runtime(request), principal(request).tenant
+    wanted = _files(await read_json(request, _decode), services.config)
+    store_id = store_id_of(request)
+    async with services.database.session() as session:
+        for file, sizes in wanted.values():
+            await attach(session, tenant, store_id, file, sizes)
+        batch = batches.add(session, tenant, store_id, list(wanted))
+        await session.flush()
+        found = batch_object(batch, await batches.counts(session, batch))
+    ingestion.wake()
+    return answer(found)
+
+
+async def get_batch(request: HttpRequest) -> Response[bytes]:
+    """``GET .../file_batches/{batch_id}``."""
+    async with runtime(request).database.session(write=False) as session:
+        batch = await batches.get(session, principal(request).tenant, store_id_of(request), _batch_id(request))
+        return answer(batch_object(batch, await batches.counts(session, batch)))
+
+
+async def cancel_batch(request: HttpRequest) -> Response[bytes]:
+    """``POST .../file_batches/{batch_id}/cancel``: ends what is not done; what is done stays."""
+    ingestion, tenant, store_id = knowledge(request), principal(request).tenant, store_id_of(request)
+    async with runtime(request).database.session() as session:
+        batch = await batches.get(session, tenant, store_id, _batch_id(request))
+        batch.cancelled = True
+        await store_files.cancel(session, tenant, store_id, batch.file_ids)
+        await session.flush()
+        found = batch_object(batch, await batches.counts(session, batch))
+    ingestion.wake()
+    return answer(found)
+
+
+async def list_batch_files(request: HttpRequest) -> Response[bytes]:
+    """``GET .../file_batches/{batch_id}/files``."""
+    tenant, store_id, page = principal(request).tenant, store_id_of(request), page_of(request)
+    status = status_filter(request)
+    async with runtime(request).database.session(write=False) as session:
+        batch = await batches.get(session, tenant, store_id, _batch_id(request))
+        rows, more = await store_files.page(session, tenant, store_id, page, status=status, among=batch.file_ids)
+    return answer(listing([store_file_object(row) for row in rows], [row.file_id for row in rows], has_more=more))
+
+
+def _files(body: CreateFileBatch, config: Config) -> dict[str, tuple[AttachFile, tuple[int, int]]]:
+    """Each file once, with its chunk sizes. Raises BadRequest."""
+    if (body.file_ids is None) == (body.files is None):
+        raise BadRequest("give either file_ids or files", param="file_ids")
+    check_keys(body.attributes, "attributes")
+    shared = chunk_sizes(body.chunking_strategy, config)
+    wanted: dict[str, tuple[AttachFile, tuple[int, int]]] = {}
+    for file_id in body.file_ids or []:
+        wanted[file_id] = AttachFile(file_id=file_id, attributes=body.attributes), shared
+    for i, file in enumerate(body.files or []):
+        check_keys(file.attributes, f"files[{i}].attributes")
+        wanted.setdefault(
+            file.file_id, (file, chunk_sizes(file.chunking_strategy, config, f"files[{i}].chunking_strategy"))
+        )
+    if not wanted:
+        raise BadRequest(
+            "the batch names no file; give at least one", param="files" if body.file_ids is None else "file_ids"
+        )
+    return wanted
+
+
+def _batch_id(request: HttpRequest) -> str:
+    batch_id: str = request.path_params["batch_id"]
+    return batch_id

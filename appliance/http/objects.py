@@ -1,0 +1,306 @@
+"""The objects of the files and vector-stores API, as they go over the wire, and their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from appliance.knowledge.filters import Scalar
+from appliance.storage.stores import Counts
+from appliance.storage.tables import File, FileBatch, StoreFile, VectorStore
+
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Number = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+Label = Annotated[str, msgspec.Meta(max_length=512)]
+Metadata: TypeAlias = Annotated[dict[str, Label], msgspec.Meta(max_length=16)]
+AttributeMap: TypeAlias = Annotated[dict[str, Label | bool | Number | float], msgspec.Meta(max_length=16)]
+FileIds: TypeAlias = Annotated[list[Id], msgspec.Meta(max_length=500)]
+FileStatus: TypeAlias = Literal["in_progress", "completed", "cancelled", "failed"]
+
+
+# -- requests --------------------------------------------------------------------------------------------
+
+
+class StaticChunking(msgspec.Struct, kw_only=True):
+    """Sizes in tokens: 100 to 4096, overlap at most half."""
+
+    max_chunk_size_tokens: int
+    chunk_overlap_tokens: int
+
+
+class ChunkingStrategy(msgspec.Struct, kw_only=True):
+    """``auto`` takes the appliance's own sizes."""
+
+    type: Literal["auto", "static"]
+    static: StaticChunking | None = None
+
+
+class ExpiresAfter(msgspec.Struct, kw_only=True):
+    """A store expires so many days after it was last used."""
+
+    anchor: Literal["last_active_at"]
+    days: Annotated[int, msgspec.Meta(ge=1, le=365)]
+
+
+class CreateVectorStore(msgspec.Struct, kw_only=True):
+    """``POST /v1/vector_stores``."""
+
+    name: Name | None = None
+    description: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
+    file_ids: FileIds | None = None
+    chunking_strategy: ChunkingStrategy | None = None
+    expires_after: ExpiresAfter | None = None
+    metadata: Metadata | None = None
+
+
+class UpdateVectorStore(msgspec.Struct, kw_only=True):
+    """``POST /v1/vector_stores/{id}``; what is left out stays, null takes it away."""
+
+    name: Name | UnsetType | None = UNSET
+    expires_after: ExpiresAfter | UnsetType | None = UNSET
+    metadata: Metadata | UnsetType | None = UNSET
+
+
+class AttachFile(msgspec.Struct, kw_only=True):
+    """``POST /v1/vector_stores/{id}/files``, and one item of ``files`` in a batch."""
+
+    file_id: Id
+    attributes: AttributeMap | None = None
+    chunking_strategy: ChunkingStrategy | None = None
+
+
+class UpdateStoreFile(msgspec.Struct, kw_only=True):
+    """``POST /v1/vector_stores/{id}/files/{file_id}``; null takes all attributes away."""
+
+    attributes: AttributeMap | None
+
+
+class CreateFileBatch(msgspec.Struct, kw_only=True):
+    """``POST /v1/vector_stores/{id}/file_batches``: ``file_ids`` that share settings, or ``files`` with their own."""
+
+    file_ids: FileIds | None = None
+    files: Annotated[list[AttachFile], msgspec.Meta(max_length=500)] | None = None
+    attributes: AttributeMap | None = None
+    chunking_strategy: ChunkingStrategy | None = None
+
+
+class SearchVectorStore(msgspec.Struct, kw_only=True):
+    """``POST /v1/vector_stores/{id}/search``. ``rewrite_query`` is accepted; queries are searched as they are."""
+
+    query: str | list[str]
+    filters: dict[str, Any] | None = None
+    max_num_results: Annotated[int, msgspec.Meta(ge=1, le=50)] | None = None
+    ranking_options: dict[str, Any] | None = None
+    rewrite_query: bool | None = None
+
+
+# -- answers ---------------------------------------------------------------------------------------------
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    """An uploaded file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: Literal["uploaded", "processed", "error"] = "processed"
+    status_details: str | None = None
+    expires_at: int | None = None
+
+
+class FileCounts(msgspec.Struct, kw_only=True):
+    """Files by status."""
+
+    in_progress: int
+    completed: int
+    failed: int
+    cancelled: int
+    total: int
+
+
+class VectorStoreObject(msgspec.Struct, kw_only=True):
+    """A vector store. ``usage_bytes`` counts stored text and vectors."""
+
+    id: str
+    object: Literal["vector_store"] = "vector_store"
+    created_at: int
+    name: str
+    description: str | None
+    usage_bytes: int
+    file_counts: FileCounts
+    status: Literal["expired", "in_progress", "completed"]
+    expires_after: ExpiresAfter | None
+    expires_at: int | None
+    last_active_at: int
+    metadata: dict[str, str]
+
+
+class LastError(msgspec.Struct, kw_only=True):
+    """Why a file could not be indexed."""
+
+    code: str
+    message: str
+
+
+class StoreFileObject(msgspec.Struct, kw_only=True):
+    """A file in a vector store."""
+
+    id: str
+    object: Literal["vector_store.file"] = "vector_store.file"
+    created_at: int
+    vector_store_id: str
+    usage_bytes: int
+    status: FileStatus
+    last_error: LastError | None
+    attributes: dict[str, Scalar]
+    chunking_strategy: ChunkingStrategy
+    notes: list[str]
+    """What the parser remarked, as pages without text (not OpenAI's)."""
+
+
+class FileBatchObject(msgspec.Struct, kw_only=True):
+    """Files attached by one request."""
+
+    id: str
+    object: Literal["vector_store.files_batch"] = "vector_store.files_batch"
+    created_at: int
+    vector_store_id: str
+    status: FileStatus
+    file_counts: FileCounts
+
+
+class TextContent(msgspec.Struct, kw_only=True):
+    """A piece of text."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class SearchResult(msgspec.Struct, kw_only=True):
+    """A passage that a search found; ``score`` is from 0 to 1."""
+
+    file_id: str
+    filename: str
+    score: float
+    attributes: dict[str, Scalar]
+    content: list[TextContent]
+
+
+class SearchResults(msgspec.Struct, kw_only=True):
+    """All passages, best first."""
+
+    object: Literal["vector_store.search_results.page"] = "vector_store.search_results.page"
+    search_query: list[str]
+    data: list[SearchResult]
+    has_more: bool = False
+    next_page: str | None = None
+
+
+class FileContent(msgspec.Struct, kw_only=True):
+    """The indexed text of a file, chunk by chunk."""
+
+    object: Literal["vector_store.file_content.page"] = "vector_store.file_content.page"
+    file_id: str
+    filename: str
+    attributes: dict[str, Scalar]
+    data: list[TextContent]
+    has_more: bool = False
+    next_page: str | None = None
+
+
+class Deleted(msgspec.Struct, kw_only=True):
+    """The answer to a deletion."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
+
+# -- rows to answers -------------------------------------------------------------------------------------
+
+
+def file_object(row: File) -> FileObject:
+    """An uploaded file as the API shows it."""
+    return FileObject(
+        id=row.id, bytes=row.bytes, created_at=row.created_us // 10**6, filename=row.filename, purpose=row.purpose
+    )
+
+
+def store_object(row: VectorStore, counts: Counts, now: int) -> VectorStoreObject:
+    """A vector store as the API shows it."""
+    expired = row.expires_at is not None and row.expires_at <= now
+    return VectorStoreObject(
+        id=row.id,
+        created_at=row.created_us // 10**6,
+        name=row.name,
+        description=row.description,
+        usage_bytes=counts.usage_bytes,
+        file_counts=file_counts(counts),
+        status="expired" if expired else "in_progress" if counts.in_progress else "completed",
+        expires_after=ExpiresAfter(anchor="last_active_at", days=row.expires_days) if row.expires_days else None,
+        expires_at=row.expires_at,
+        last_active_at=row.last_active_at,
+        metadata=row.labels,
+    )
+
+
+def file_counts(counts: Counts) -> FileCounts:
+    """Counts as the API shows them."""
+    return FileCounts(
+        in_progress=counts.in_progress,
+        completed=counts.completed,
+        failed=counts.failed,
+        cancelled=counts.cancelled,
+        total=counts.total,
+    )
+
+
+def store_file_object(row: StoreFile) -> StoreFileObject:
+    """A file in a vector store as the API shows it."""
+    error = LastError(code=row.error_code, message=row.error_message or "") if row.error_code else None
+    sizes = StaticChunking(max_chunk_size_tokens=row.chunk_size, chunk_overlap_tokens=row.chunk_overlap)
+    return StoreFileObject(
+        id=row.file_id,
+        created_at=row.created_us // 10**6,
+        vector_store_id=row.store_id,
+        usage_bytes=row.usage_bytes,
+        status=_STATUS[row.status],
+        last_error=error,
+        attributes=row.attributes,
+        chunking_strategy=ChunkingStrategy(type="static", static=sizes),
+        notes=row.notes,
+    )
+
+
+def batch_object(row: FileBatch, counts: Counts) -> FileBatchObject:
+    """A file batch as the API shows it."""
+    return FileBatchObject(
+        id=row.id,
+        created_at=row.created_us // 10**6,
+        vector_store_id=row.store_id,
+        status=_batch_status(row, counts),
+        file_counts=file_counts(counts),
+    )
+
+
+def _batch_status(row: FileBatch, counts: Counts) -> FileStatus:
+    if counts.in_progress:
+        return "in_progress"
+    if row.cancelled:
+        return "cancelled"
+    return "failed" if counts.failed and counts.failed == counts.total else "completed"
+
+
+_STATUS: Mapping[str, FileStatus] = {
+    "in_progress": "in_progress",
+    "completed": "completed",
+    "cancelled": "cancelled",
+    "failed": "failed",
+}

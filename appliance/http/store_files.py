@@ -1,0 +1,100 @@
+"""``/v1/vector_stores/{id}/files``: put files into a store, watch their ingestion, take them out."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from litestar import Response
+
+from appliance.errors import BadRequest
+from appliance.http.objects import (
+    AttachFile,
+    Deleted,
+    FileContent,
+    FileStatus,
+    TextContent,
+    UpdateStoreFile,
+    store_file_object,
+)
+from appliance.http.tools import HttpRequest, answer, listing, page_of, principal, read_json, runtime
+from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, store_id_of
+from appliance.knowledge.augment import scope_of
+from appliance.storage import files, store_files
+from appliance.storage.tables import StoreFile
+from appliance.wire import decoder
+
+_decode_attach = decoder(AttachFile)
+_decode_update = decoder(UpdateStoreFile)
+
+
+async def attach_file(request: HttpRequest) -> Response[bytes]:
+    """``POST .../files``. Attaching a file again answers with what is there."""
+    ingestion, services = knowledge(request), runtime(request)
+    body = await read_json(request, _decode_attach)
+    check_keys(body.attributes, "attributes")
+    sizes = chunk_sizes(body.chunking_strategy, services.config)
+    async with services.database.session() as session:
+        row = await attach(session, principal(request).tenant, store_id_of(request), body, sizes)
+    ingestion.wake()
+    return answer(store_file_object(row))
+
+
+async def list_store_files(request: HttpRequest) -> Response[bytes]:
+    """``GET .../files``, by ``filter`` of status if wanted."""
+    tenant, page = principal(request).tenant, page_of(request)
+    status = status_filter(request)
+    async with runtime(request).database.session(write=False) as session:
+        rows, more = await store_files.page(session, tenant, store_id_of(request), page, status=status)
+    return answer(listing([store_file_object(row) for row in rows], [row.file_id for row in rows], has_more=more))
+
+
+async def get_store_file(request: HttpRequest) -> Response[bytes]:
+    """``GET .../files/{file_id}``."""
+    return answer(store_file_object(await _row(request)))
+
+
+async def update_store_file(request: HttpRequest) -> Response[bytes]:
+    """``POST .../files/{file_id}``: replace the attributes."""
+    ingestion = knowledge(request)
+    body = await read_json(request, _decode_update)
+    check_keys(body.attributes, "attributes")
+    row = await _row(request)
+    await ingestion.set_attributes(row.store_id, row.file_id, body.attributes or {})
+    return answer(store_file_object(await _row(request)))
+
+
+async def detach_file(request: HttpRequest) -> Response[bytes]:
+    """``DELETE .../files/{file_id}``: out of the store; the file itself stays."""
+    row = await _row(request)
+    await knowledge(request).remove_file(row.store_id, row.file_id)
+    return answer(Deleted(id=row.file_id, object="vector_store.file.deleted"))
+
+
+async def store_file_content(request: HttpRequest) -> Response[bytes]:
+    """``GET .../files/{file_id}/content``: the indexed text."""
+    row = await _row(request)
+    async with runtime(request).database.session(write=False) as session:
+        upload = await files.get(session, row.tenant, row.file_id)
+    chunks = await knowledge(request).content(row.store_id, row.file_id, scope_of(principal(request)))
+    return answer(
+        FileContent(
+            file_id=row.file_id,
+            filename=upload.filename,
+            attributes=row.attributes,
+            data=[TextContent(text=chunk.text) for chunk in chunks],
+        )
+    )
+
+
+def status_filter(request: HttpRequest) -> str | None:
+    """The ``filter`` parameter. Raises BadRequest."""
+    status: str | None = request.query_params.get("filter")
+    if status is not None and status not in get_args(FileStatus):
+        raise BadRequest(f"filter must be one of {', '.join(get_args(FileStatus))}", param="filter")
+    return status
+
+
+async def _row(request: HttpRequest) -> StoreFile:
+    tenant, file_id = principal(request).tenant, request.path_params["file_id"]
+    async with runtime(request).database.session(write=False) as session:
+        return await store_files.get(session, tenant, store_id_of(request), file_id)

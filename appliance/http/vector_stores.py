@@ -1,0 +1,238 @@
+"""``/v1/vector_stores``: create, list, change, delete and search stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from litestar import Response
+from msgspec import UNSET, UnsetType
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from appliance.config import Config, check_chunking
+from appliance.errors import BadRequest, ConfigError, RetrievalUnavailable
+from appliance.http.objects import (
+    AttachFile,
+    ChunkingStrategy,
+    CreateVectorStore,
+    Deleted,
+    ExpiresAfter,
+    SearchResult,
+    SearchResults,
+    SearchVectorStore,
+    TextContent,
+    UpdateVectorStore,
+    VectorStoreObject,
+    store_object,
+)
+from appliance.http.tools import HttpRequest, answer, listing, page_of, principal, read_json, runtime
+from appliance.knowledge.api import Knowledge
+from appliance.knowledge.augment import scope_of
+from appliance.knowledge.filters import parse_filter
+from appliance.knowledge.ranking import parse_ranking
+from appliance.storage import store_files, stores
+from appliance.storage.ids import new_id, now, now_us
+from appliance.storage.tables import StoreFile, VectorStore
+from appliance.types import Passage, Search
+from appliance.wire import decoder
+
+MAX_KEY = 64
+MAX_QUERIES = 16
+MAX_QUERY_CHARACTERS = 8192
+_DEFAULT_RESULTS = 10
+_decode_create = decoder(CreateVectorStore)
+_decode_update = decoder(UpdateVectorStore)
+_decode_search = decoder(SearchVectorStore)
+
+
+async def create_store(request: HttpRequest) -> Response[bytes]:
+    """``POST /v1/vector_stores``, with ``file_ids`` attached in the same transaction."""
+    services = runtime(request)
+    ingestion = knowledge(request)
+    body = await read_json(request, _decode_create)
+    check_keys(body.metadata, "metadata")
+    sizes = chunk_sizes(body.chunking_strategy, services.config)
+    row = new_store(
+        principal(request).tenant,
+        body.name or "",
+        services.config,
+        description=body.description,
+        metadata=body.metadata or {},
+        expires_days=body.expires_after.days if body.expires_after else None,
+    )
+    async with services.database.session() as session:
+        session.add(row)
+        await session.flush()
+        for file_id in dict.fromkeys(body.file_ids or []):
+            await attach(session, row.tenant, row.id, AttachFile(file_id=file_id), sizes)
+        found = await _object(session, row)
+    ingestion.wake()
+    return answer(found)
+
+
+def new_store(
+    tenant: str,
+    name: str,
+    config: Config,
+    *,
+    description: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    expires_days: int | None = None,
+) -> VectorStore:
+    """A row for a new store, which the configured embedding model will fill."""
+    embedder = config.embedding_model()
+    return VectorStore(
+        id=new_id("vs_"),
+        tenant=tenant,
+        name=name,
+        description=description,
+        labels=dict(metadata or {}),
+        expires_days=expires_days,
+        last_active_at=now(),
+        embedder=embedder.name if embedder else None,
+        removing=False,
+        created_us=now_us(),
+    )
+
+
+async def list_stores(request: HttpRequest) -> Response[bytes]:
+    """``GET /v1/vector_stores``."""
+    async with runtime(request).database.session(write=False) as session:
+        rows, more = await stores.page(session, principal(request).tenant, page_of(request))
+        counts = await stores.counts(session, [row.id for row in rows])
+    found = [store_object(row, counts[row.id], now()) for row in rows]
+    return answer(listing(found, [row.id for row in rows], has_more=more))
+
+
+async def get_store(request: HttpRequest) -> Response[bytes]:
+    """``GET /v1/vector_stores/{vector_store_id}``."""
+    async with runtime(request).database.session(write=False) as session:
+        return answer(await _object(session, await _row(session, request)))
+
+
+async def update_store(request: HttpRequest) -> Response[bytes]:
+    """``POST /v1/vector_stores/{vector_store_id}``."""
+    body = await read_json(request, _decode_update)
+    if not isinstance(body.metadata, UnsetType):
+        check_keys(body.metadata, "metadata")
+    async with runtime(request).database.session() as session:
+        row = await _row(session, request)
+        if body.name is not UNSET:
+            row.name = body.name or ""
+        if not isinstance(body.metadata, UnsetType):
+            row.labels = body.metadata or {}
+        if not isinstance(body.expires_after, UnsetType):
+            row.expires_days, row.last_active_at = _days(body.expires_after), now()
+        await session.flush()
+        return answer(await _object(session, row))
+
+
+async def delete_store(request: HttpRequest) -> Response[bytes]:
+    """``DELETE /v1/vector_stores/{vector_store_id}``: chunks, rows and jobs; the files stay."""
+    async with runtime(request).database.session(write=False) as session:
+        row = await _row(session, request)
+    await knowledge(request).remove_store(row.id)
+    return answer(Deleted(id=row.id, object="vector_store.deleted"))
+
+
+async def search_store(request: HttpRequest) -> Response[bytes]:
+    """``POST /v1/vector_stores/{vector_store_id}/search``."""
+    body = await read_json(request, _decode_search)
+    queries = _queries(body.query)
+    wanted = Search(
+        store_ids=(store_id_of(request),),
+        queries=queries,
+        limit=body.max_num_results or _DEFAULT_RESULTS,
+        where=parse_filter(body.filters),
+        **parse_ranking(body.ranking_options).as_search(),
+    )
+    found = await knowledge(request).search(wanted, scope_of(principal(request)))
+    return answer(SearchResults(search_query=list(queries), data=[_result(passage) for passage in found]))
+
+
+# -- shared with files of stores ---------------------------------------------------------------------------
+
+
+def knowledge(request: HttpRequest) -> Knowledge:
+    """The app's retrieval. Raises RetrievalUnavailable when the configuration has none."""
+    services = runtime(request)
+    if services.knowledge is None or services.config.retrieval.vector_store is None:
+        raise RetrievalUnavailable("retrieval is off; set retrieval.vector_store in the configuration")
+    return services.knowledge
+
+
+def store_id_of(request: HttpRequest) -> str:
+    """The store in the path."""
+    store_id: str = request.path_params["vector_store_id"]
+    return store_id
+
+
+def chunk_sizes(strategy: ChunkingStrategy | None, config: Config, where: str = "chunking_strategy") -> tuple[int, int]:
+    """Chunk size and overlap in tokens. Raises BadRequest naming the field."""
+    if strategy is None or strategy.type == "auto":
+        return config.retrieval.chunk_size, config.retrieval.chunk_overlap
+    if strategy.static is None:
+        raise BadRequest(f"{where}.static is required for type static", param=f"{where}.static")
+    size, overlap = strategy.static.max_chunk_size_tokens, strategy.static.chunk_overlap_tokens
+    names = f"{where}.static.max_chunk_size_tokens", f"{where}.static.chunk_overlap_tokens"
+    try:
+        check_chunking(size, overlap, *names)
+    except ConfigError as error:
+        raise BadRequest(str(error), param=str(error).partition(":")[0]) from None
+    return size, overlap
+
+
+def check_keys(values: Mapping[str, Any] | None, where: str) -> None:
+    """Refuse empty keys and those over 64 characters. Raises BadRequest."""
+    for key in values or {}:
+        if not 0 < len(key) <= MAX_KEY:
+            raise BadRequest(
+                f"{where}: keys must have 1 to {MAX_KEY} characters, {key[:70]!r} has {len(key)}", param=where
+            )
+
+
+async def attach(
+    session: AsyncSession, tenant: str, store_id: str, file: AttachFile, sizes: tuple[int, int]
+) -> StoreFile:
+    """Put a file into a store and queue its ingestion. Raises NotFound, Conflict."""
+    return await store_files.attach(
+        session,
+        tenant,
+        store_id,
+        file.file_id,
+        attributes=file.attributes or {},
+        chunk_size=sizes[0],
+        chunk_overlap=sizes[1],
+    )
+
+
+async def _row(session: AsyncSession, request: HttpRequest) -> VectorStore:
+    return await stores.get(session, principal(request).tenant, store_id_of(request))
+
+
+async def _object(session: AsyncSession, row: VectorStore) -> VectorStoreObject:
+    return store_object(row, (await stores.counts(session, [row.id]))[row.id], now())
+
+
+def _days(expires_after: ExpiresAfter | None) -> int | None:
+    return expires_after.days if expires_after else None
+
+
+def _queries(query: str | Sequence[str]) -> tuple[str, ...]:
+    queries = (query,) if isinstance(query, str) else tuple(query)
+    if not queries or len(queries) > MAX_QUERIES:
+        raise BadRequest(f"query must be a text or a list of 1 to {MAX_QUERIES} texts", param="query")
+    for text in queries:
+        if not text.strip() or len(text) > MAX_QUERY_CHARACTERS:
+            raise BadRequest(f"query: each must have 1 to {MAX_QUERY_CHARACTERS} characters", param="query")
+    return queries
+
+
+def _result(passage: Passage) -> SearchResult:
+    return SearchResult(
+        file_id=passage.file_id,
+        filename=passage.filename,
+        score=passage.score,
+        attributes=dict(passage.attributes),
+        content=[TextContent(text=passage.text)],
+    )

@@ -1,0 +1,157 @@
+"""Retrieval in the worker process, as the server sees it: supervised, restarted, asked over a unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from appliance.context import AppContext
+from appliance.errors import ApplianceError, RetrievalUnavailable
+from appliance.knowledge.filters import Attributes
+from appliance.knowledge.messages import (
+    FAILED,
+    MEDIA_TYPE,
+    EmbedMessage,
+    Empty,
+    Failure,
+    FileMessage,
+    SearchMessage,
+    StoreMessage,
+)
+from appliance.processes.backoff import Backoff
+from appliance.processes.child import Child, ChildFailed
+from appliance.types import Embeddings, Passage, Scope, Search, StoredChunk
+from appliance.upstream import Upstream, UpstreamError
+
+RESTART_SECONDS = 10.0
+"""How long a call waits for a worker that is being restarted."""
+START_SECONDS = 900.0
+"""The first start may convert the embedding model."""
+_RETRY_SECONDS = 0.1
+_MAX_ANSWER = 512 * 2**20
+_MAX_SOCKET_PATH = 100
+_encode = msgspec.msgpack.Encoder().encode
+_T = TypeVar("_T")
+
+
+class RemoteKnowledge:
+    """``Knowledge`` through a supervised worker process."""
+
+    def __init__(self, context: AppContext, config_path: Path) -> None:
+        self._folder, self._socket = _socket_path(context.run_dir)
+        self._upstream = Upstream("http://worker", uds=self._socket)
+        command = (sys.executable, "-m", "appliance.knowledge.worker")
+        self._child = Child(
+            "the retrieval worker",
+            [*command, "--config", str(config_path.resolve()), "--uds", str(self._socket)],
+            env=dict(os.environ),  # the configuration may refer to any variable
+            log_path=context.log_dir / "worker.log",
+            ready=self._probe,
+            start_timeout=START_SECONDS,
+            stop_timeout=20.0,
+            alive=self._probe,
+            backoff=Backoff(first=0.2, cap=5.0, healthy=30.0, max_crashes=20),
+        )
+        self._waking: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """True while the worker answers."""
+        return self._child.state == "ready"
+
+    async def start(self) -> None:
+        """Start the worker and wait until it is ready. Raises StartError."""
+        self._socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await self._child.start()
+
+    async def stop(self) -> None:
+        """Stop the worker. Idempotent."""
+        if self._waking is not None:
+            self._waking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._waking
+        await self._child.stop()
+        await self._upstream.aclose()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def search(self, search: Search, scope: Scope) -> list[Passage]:
+        """See ``Knowledge``."""
+        return await self._call("/search", SearchMessage.of(search, scope), list[Passage])
+
+    async def embed(self, model: str, inputs: Sequence[str | Sequence[int]]) -> Embeddings:
+        """See ``Knowledge``."""
+        plain = [item if isinstance(item, str) else list(item) for item in inputs]
+        return await self._call("/embed", EmbedMessage(model, plain), Embeddings)
+
+    async def remove_file(self, store_id: str, file_id: str) -> None:
+        """See ``Knowledge``."""
+        await self._call("/remove_file", FileMessage(store_id, file_id), type(None))
+
+    async def remove_store(self, store_id: str) -> None:
+        """See ``Knowledge``."""
+        await self._call("/remove_store", StoreMessage(store_id), type(None))
+
+    async def set_attributes(self, store_id: str, file_id: str, attributes: Attributes) -> None:
+        """See ``Knowledge``."""
+        message = FileMessage(store_id, file_id, attributes=dict(attributes))
+        await self._call("/set_attributes", message, type(None))
+
+    async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
+        """See ``Knowledge``."""
+        return await self._call("/content", FileMessage(store_id, file_id, scope=scope), list[StoredChunk])
+
+    def wake(self) -> None:
+        """See ``Knowledge``. One at a time is enough: the worker also looks by itself every second."""
+        if self.ready and (self._waking is None or self._waking.done()):
+            self._waking = asyncio.get_running_loop().create_task(self._wake())
+
+    async def _wake(self) -> None:
+        with suppress(UpstreamError, ApplianceError):
+            await self._send("/wake", _encode(Empty()), type(None))
+
+    async def _probe(self) -> bool:
+        await self._send("/ready", _encode(Empty()), type(None))
+        return True
+
+    async def _call(self, path: str, message: msgspec.Struct, answer: type[_T]) -> _T:
+        """Ask the worker, again if it was restarted meanwhile: every operation may be repeated."""
+        body = _encode(message)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RESTART_SECONDS
+        while True:
+            try:
+                await self._child.wait_ready(max(0.0, deadline - loop.time()))
+                return await self._send(path, body, answer)
+            except (UpstreamError, ChildFailed) as error:
+                if loop.time() >= deadline or self._child.state in ("failed", "stopped"):
+                    raise RetrievalUnavailable(
+                        "retrieval is restarting; try again in a moment (data_dir/logs/worker.log says why)",
+                        retry_after=2,
+                    ) from error
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _send(self, path: str, body: bytes, answer: type[_T]) -> _T:
+        response = await self._upstream.request("POST", path, body, {"content-type": MEDIA_TYPE})
+        data = await response.read(_MAX_ANSWER)
+        if response.status == FAILED:
+            raise msgspec.msgpack.decode(data, type=Failure).error()
+        return msgspec.msgpack.decode(data, type=answer)
+
+
+def _socket_path(run_dir: Path) -> tuple[Path | None, Path]:
+    """Where the socket lies; the kernel limits the length, so deep data folders get a private temporary one."""
+    path = run_dir / "worker.sock"
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
+        return None, path
+    folder = Path(tempfile.mkdtemp(prefix="appliance-"))
+    return folder, folder / "worker.sock"

@@ -1,0 +1,186 @@
+"""The worker process: owns the vector store, the embedders and the ingestion, and answers the server on a unix socket.
+
+python -m appliance.knowledge.worker --config appliance.yaml --uds data/run/worker.sock
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from appliance.config import load
+from appliance.context import AppContext
+from appliance.errors import ApplianceError, RequestError, RetrievalUnavailable
+from appliance.knowledge.api import Knowledge
+from appliance.knowledge.local import LocalKnowledge
+from appliance.knowledge.messages import (
+    FAILED,
+    MEDIA_TYPE,
+    EmbedMessage,
+    Empty,
+    Failure,
+    FileMessage,
+    SearchMessage,
+    StoreMessage,
+)
+from appliance.logs import set_up_logging
+from appliance.plugins import Plugins
+from appliance.storage.database import Database
+
+log = logging.getLogger("appliance.worker")
+_encode = msgspec.msgpack.Encoder().encode
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Operation = tuple[type[msgspec.Struct], Callable[[Any], Awaitable[Any]]]
+
+
+class WorkerApp:
+    """An ASGI app with one path an operation."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._operations: dict[str, Operation] = {
+            "/ready": (Empty, self._nothing),
+            "/wake": (Empty, self._wake),
+            "/search": (SearchMessage, lambda m: knowledge.search(m.search(), m.scope)),
+            "/embed": (EmbedMessage, lambda m: knowledge.embed(m.model, m.inputs)),
+            "/remove_file": (FileMessage, lambda m: knowledge.remove_file(m.store_id, m.file_id)),
+            "/remove_store": (StoreMessage, lambda m: knowledge.remove_store(m.store_id)),
+            "/set_attributes": (
+                FileMessage,
+                lambda m: knowledge.set_attributes(m.store_id, m.file_id, m.attributes),
+            ),
+            "/content": (FileMessage, lambda m: knowledge.content(m.store_id, m.file_id, m.scope)),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        body = await _read(receive)
+        status, answer = 200, b""
+        try:
+            type_, operation = self._operations[scope["path"]]
+            answer = _encode(await operation(msgspec.msgpack.decode(body, type=type_)))
+        except RequestError as error:
+            status, answer = FAILED, _encode(Failure.of(error))
+        except Exception:
+            log.exception("%s failed", scope["path"])
+            failure = Failure.of(RequestError("retrieval had an internal error; the worker's log has the details"))
+            status, answer = FAILED, _encode(failure)
+        headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _nothing(self, _: Empty) -> None:
+        if not self._knowledge.ready:
+            raise RetrievalUnavailable("the worker is starting; try again in a moment", retry_after=1)
+
+    async def _wake(self, _: Empty) -> None:
+        self._knowledge.wake()
+
+
+async def _read(receive: Receive) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which would end the process before the clean-up."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+async def serve(config_path: Path, uds: Path) -> None:
+    """Run until SIGTERM or SIGINT. Raises ConfigError, StartError."""
+    config = load(config_path)
+    set_up_logging(config.observability)
+    plugins = Plugins(config)
+    database = Database(config.database_url)
+    context = AppContext(config=config, database=database)
+    plugins.bind(context)
+    knowledge = LocalKnowledge(plugins, context)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    try:
+        await database.start()
+        if await _unless(stopping, knowledge.start()):
+            await _answer(WorkerApp(knowledge), uds, stopping)
+    finally:
+        await knowledge.stop()
+        await database.stop()
+
+
+async def _unless(stopping: asyncio.Event, start: Awaitable[None]) -> bool:
+    """Start, or give up when told to stop meanwhile; true if started."""
+    starting, told = asyncio.ensure_future(start), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+        return False
+    await starting
+    return not stopping.is_set()
+
+
+async def _answer(app: WorkerApp, uds: Path, stopping: asyncio.Event) -> None:
+    uds.unlink(missing_ok=True)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            uds=str(uds),
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=5,
+        )
+    )
+    serving = asyncio.create_task(server.serve())
+    told = asyncio.create_task(stopping.wait())
+    await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    told.cancel()
+    await serving
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="appliance worker")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--uds", type=Path, required=True)
+    arguments = parser.parse_args()
+    try:
+        asyncio.run(serve(arguments.config, arguments.uds))
+    except ApplianceError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

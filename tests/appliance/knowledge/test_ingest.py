@@ -1,0 +1,347 @@
+"""From an attached file to a searchable one, and out again."""
+
+import asyncio
+
+import pytest
+from knowledge_kit import Stack, stack, until
+
+from appliance.errors import Conflict, NotFound, RetrievalUnavailable
+from appliance.knowledge import ingest, sealing
+from appliance.storage import jobs, store_files, stores
+from appliance.testing.scripted_embedder import ScriptedEmbedder
+from appliance.types import Scope, Search, StoredChunk
+
+
+@pytest.fixture
+async def made(tmp_path):
+    async with stack(tmp_path) as running:
+        yield running
+
+
+def long_text(words: int) -> str:
+    return " ".join(f"word{i}" for i in range(words))
+
+
+async def jobs_left(made: Stack) -> int:
+    async with made.database.session(write=False) as session:
+        return await jobs.waiting(session)
+
+
+async def test_an_attached_file_becomes_searchable_and_its_job_goes(made) -> None:
+    store = await made.make_store()
+    file = await made.add(store, "the zebrafinch sings at dawn", "birds.txt", kind="bird")
+    row = await made.row(store, file)
+    assert (row.status, row.chunks) == ("completed", 1)
+    assert row.usage_bytes == len("the zebrafinch sings at dawn") + made.embedder.dimensions * 4
+    (found,) = await made.search(store, "zebrafinch")
+    assert (found.file_id, found.filename, found.matched, found.attributes) == (file, "birds.txt", True, {"kind": "bird"})
+    assert found.chunk_id == f"{file}:{row.version}:0"
+    assert await jobs_left(made) == 0
+
+
+async def test_o19_a_file_without_text_fails_and_says_so(made) -> None:
+    store = await made.make_store()
+    file = await made.upload("  \n \n", "empty.txt")
+    await made.attach(store, file)
+    row = await made.settled(store, file)
+    assert (row.status, row.error_code, row.usage_bytes) == ("failed", "invalid_file", 0)
+    assert row.error_message
+    assert await made.backend.count(store) == 0
+    assert await jobs_left(made) == 0
+
+
+async def test_a_file_whose_bytes_are_gone_fails(made) -> None:
+    store = await made.make_store()
+    file = await made.upload("text")
+    made.blobs.remove(file)
+    await made.attach(store, file)
+    row = await made.settled(store, file)
+    assert (row.status, row.error_code) == ("failed", "server_error")
+
+
+async def test_o23_attaching_twice_at_once_makes_one_row_and_one_set_of_chunks(made) -> None:
+    store = await made.make_store()
+    file = await made.upload("only once")
+    await asyncio.gather(*(made.attach(store, file) for _ in range(10)))
+    await made.settled(store, file)
+    await made.attach(store, file)
+    assert await jobs_left(made) == 0
+    assert await made.backend.count(store) == 1
+
+
+async def test_o22_a_removed_file_is_found_no_more_and_can_be_attached_again(made) -> None:
+    store = await made.make_store()
+    a = await made.add(store, "zebrafinch one")
+    b = await made.add(store, "zebrafinch two")
+    await made.knowledge.remove_file(store, a)
+    assert [found.file_id for found in await made.search(store, "zebrafinch")] == [b]
+    assert await made.row(store, a) is None
+    await made.attach(store, a)
+    await made.settled(store, a)
+    assert {found.file_id for found in await made.search(store, "zebrafinch")} == {a, b}
+    assert await made.backend.count(store) == 2
+
+
+async def test_o22_removal_during_ingestion_leaves_no_late_chunk(tmp_path) -> None:
+    async with stack(tmp_path, ScriptedEmbedder(delay=0.01, batch_size=10)) as made:
+        store = await made.make_store()
+        for pause in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8):
+            file = await made.upload(long_text(60_000))
+            await made.attach(store, file)
+            await asyncio.sleep(pause)
+            await made.knowledge.remove_file(store, file)
+            assert await made.backend.count(store) == 0
+            assert await made.row(store, file) is None
+        await asyncio.sleep(0.3)
+        assert await made.backend.count(store) == 0
+        assert await jobs_left(made) == 0
+
+
+async def test_o22_a_removal_that_fails_is_seen_and_can_be_repeated(made, monkeypatch) -> None:
+    store = await made.make_store()
+    file = await made.add(store, "zebrafinch")
+
+    async def down(*_: object) -> None:
+        raise RetrievalUnavailable("down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.backend, "delete_file", down)
+        with pytest.raises(RetrievalUnavailable):
+            await made.knowledge.remove_file(store, file)
+    assert await made.search(store, "zebrafinch") == []
+    assert await made.row(store, file) is not None
+    await made.knowledge.remove_file(store, file)
+    assert await made.row(store, file) is None
+    assert await made.backend.count(store) == 0
+
+
+async def test_a_removed_store_goes_with_its_running_ingestions(tmp_path) -> None:
+    async with stack(tmp_path, ScriptedEmbedder(delay=0.01, batch_size=10)) as made:
+        store = await made.make_store()
+        files = [await made.upload(long_text(20_000)) for _ in range(5)]
+        for file in files:
+            await made.attach(store, file)
+        await until(lambda: _embedding(made))
+        await made.knowledge.remove_store(store)
+        assert await jobs_left(made) == 0
+        assert await made.backend.count(store) == 0
+        with pytest.raises(NotFound):
+            await made.search(store, "word1")
+        assert made.blobs.path(files[0]).exists()
+
+
+async def _embedding(made: Stack) -> bool:
+    return len(made.embedder.calls) > 3
+
+
+async def test_o29_a_busy_strict_embedder_gets_every_chunk_once_and_in_place(tmp_path) -> None:
+    embedder = ScriptedEmbedder(max_batch=10, busy={100}, retry_after=0.3)
+    async with stack(tmp_path, embedder) as made:
+        store = await made.make_store()
+        text = " ".join(f"word{i}" for i in range(205_000))
+        file = await made.upload(text)
+        await made.attach(store, file)
+        row = await made.settled(store, file, within=60)
+        assert (row.status, row.chunks) == ("completed", 2050)
+        chunks = await made.knowledge.content(store, file, Scope())
+        assert [chunk.position for chunk in chunks] == list(range(2050))
+        rows = made.backend._collections[store].rows
+        assert all(rows[chunk.id].vector.tobytes() == embedder.vector(chunk.text) for chunk in chunks)
+        assert sum(1 for size in embedder.calls if size > 10) < 10  # the limit is learned
+
+
+async def test_o29_a_failure_halfway_leaves_no_half_indexed_file(tmp_path, monkeypatch) -> None:
+    embedder = ScriptedEmbedder(batch_size=10)
+    async with stack(tmp_path, embedder) as made:
+        store = await made.make_store()
+        original = embedder.embed
+
+        async def breaks(inputs, *, bulk=False):
+            if len(embedder.calls) >= 60:
+                raise ValueError("out of order")
+            return await original(inputs, bulk=bulk)
+
+        monkeypatch.setattr(embedder, "embed", breaks)
+        monkeypatch.setattr(ingest, "_UNEXPECTED_ATTEMPTS", 1)
+        file = await made.upload(long_text(100_000))
+        await made.attach(store, file)
+        row = await made.settled(store, file)
+        assert (row.status, row.error_code, row.usage_bytes) == ("failed", "server_error", 0)
+        assert "out of order" not in row.error_message
+        assert await made.backend.count(store) == 0
+
+
+async def test_a_backend_that_is_out_of_reach_only_delays(made, monkeypatch) -> None:
+    store = await made.make_store()
+    calls = []
+    original = made.backend.upsert
+
+    async def flaky(*args):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RetrievalUnavailable("down", retry_after=0.1)
+        await original(*args)
+
+    monkeypatch.setattr(made.backend, "upsert", flaky)
+    file = await made.add(store, "patience")
+    assert (await made.row(store, file)).status == "completed"
+    assert len(calls) == 2
+
+
+async def test_files_are_sealed_in_groups_and_completed_only_then(made, monkeypatch) -> None:
+    store = await made.make_store()
+    seals, original = [], made.backend.seal
+
+    async def seal(collection):
+        async with made.database.session(write=False) as session:
+            rows, _ = await store_files.page(session, "default", store, _Everything())
+        seals.append(sum(row.status == "completed" for row in rows))
+        await original(collection)
+
+    monkeypatch.setattr(made.backend, "seal", seal)
+    files = [await made.upload(f"file {i}") for i in range(40)]
+    for file in files:
+        await made.attach(store, file)
+    for file in files:
+        await made.settled(store, file)
+    assert len(seals) < 20
+    assert seals[0] == 0
+    assert await made.backend.count(store) == 40
+
+
+class _Everything:
+    limit, order, after, before = 1000, "asc", None, None
+
+
+async def test_a_failed_seal_is_tried_again(made, monkeypatch) -> None:
+    monkeypatch.setattr(sealing, "_RETRY_SECONDS", 0.05)
+    store = await made.make_store()
+    tries, original = [], made.backend.seal
+
+    async def seal(collection):
+        tries.append(1)
+        if len(tries) < 3:
+            raise RetrievalUnavailable("down")
+        await original(collection)
+
+    monkeypatch.setattr(made.backend, "seal", seal)
+    file = await made.add(store, "sealed")
+    assert (await made.row(store, file)).status == "completed"
+    assert len(tries) == 3
+
+
+async def test_attributes_changed_during_ingestion_arrive(tmp_path) -> None:
+    async with stack(tmp_path, ScriptedEmbedder(delay=0.02, batch_size=10)) as made:
+        store = await made.make_store()
+        file = await made.upload(long_text(20_000))
+        await made.attach(store, file, colour="red")
+        await until(lambda: _embedding(made))
+        await made.knowledge.set_attributes(store, file, {"colour": "blue"})
+        await made.settled(store, file)
+        chunks = await made.knowledge.content(store, file, Scope())
+        assert {chunk.attributes["colour"] for chunk in chunks} == {"blue"}
+        assert (await made.row(store, file)).attributes == {"colour": "blue"}
+        await made.knowledge.set_attributes(store, file, {"colour": "green"})
+        chunks = await made.knowledge.content(store, file, Scope())
+        assert {chunk.attributes["colour"] for chunk in chunks} == {"green"}
+
+
+async def test_a_cancelled_file_stops_and_is_cleaned_up(tmp_path) -> None:
+    async with stack(tmp_path, ScriptedEmbedder(delay=0.02, batch_size=10)) as made:
+        store = await made.make_store()
+        files = [await made.upload(long_text(50_000)) for _ in range(4)]
+        for file in files:
+            await made.attach(store, file)
+        await until(lambda: _embedding(made))
+        async with made.database.session() as session:
+            await store_files.cancel(session, "default", store, files)
+        made.knowledge.wake()
+
+        async def clean() -> bool:
+            return await jobs_left(made) == 0
+
+        await until(clean)
+        assert [(await made.row(store, file)).status for file in files] == ["cancelled"] * 4
+        assert await made.backend.count(store) == 0
+
+
+async def test_a_stopped_worker_is_taken_over_at_once(tmp_path) -> None:
+    async with stack(tmp_path, ScriptedEmbedder(delay=0.05, batch_size=10)) as made:
+        store = await made.make_store()
+        file = await made.upload(long_text(20_000))
+        await made.attach(store, file)
+        await until(lambda: _embedding(made))
+    async with stack(tmp_path) as again:
+        row = await again.settled(store, file)
+        assert (row.status, row.chunks) == ("completed", 200)
+        assert await again.backend.count(store) == 200
+
+
+async def test_removals_cut_short_by_a_crash_are_finished_at_the_start(tmp_path) -> None:
+    async with stack(tmp_path) as made:
+        store, doomed = await made.make_store(), await made.make_store()
+        file = await made.add(store, "zebrafinch")
+        await made.add(doomed, "zebrafinch")
+        async with made.database.session() as session:
+            await store_files.begin_removal(session, store, file)
+            await stores.begin_removal(session, doomed)
+    async with stack(tmp_path) as again:
+        assert await again.row(store, file) is None
+        with pytest.raises(NotFound):
+            await again.search(doomed, "zebrafinch")
+        await again.attach(store, file)
+        assert (await again.settled(store, file)).status == "completed"
+
+
+async def test_o24_another_embedding_model_is_a_409_that_names_both(tmp_path) -> None:
+    async with stack(tmp_path, ScriptedEmbedder(fingerprint="old")) as made:
+        store = await made.make_store()
+        await made.add(store, "zebrafinch")
+    async with stack(tmp_path, ScriptedEmbedder(fingerprint="new", dimensions=32)) as again:
+        with pytest.raises(Conflict, match=r"64 numbers.*32 numbers.*reindex"):
+            await again.search(store, "zebrafinch")
+        file = await again.upload("more")
+        await again.attach(store, file)
+        row = await again.settled(store, file)
+        assert row.status == "failed"
+        assert "reindex" in row.error_message
+
+
+async def test_another_tenants_store_does_not_exist(made) -> None:
+    store = await made.make_store()
+    file = await made.add(store, "secret zebrafinch")
+    other = Scope(tenant="other")
+    with pytest.raises(NotFound):
+        await made.knowledge.search(Search(store_ids=(store,), queries=("zebrafinch",)), other)
+    with pytest.raises(NotFound):
+        await made.knowledge.content(store, file, other)
+
+
+async def test_an_expired_store_refuses_searches_and_files(made) -> None:
+    store = await made.make_store(expires_days=0)
+    file = await made.upload("late")
+    with pytest.raises(Conflict, match="expired"):
+        await made.search(store, "late")
+    with pytest.raises(Conflict, match="expired"):
+        await made.attach(store, file)
+
+
+async def test_chunks_of_a_file_that_is_not_completed_are_not_shown(made) -> None:
+    store = await made.make_store()
+    await made.add(store, "zebrafinch one")
+    late = StoredChunk(id="x:1:0", file_id="file-x", position=0, text="zebrafinch late")
+    await made.backend.upsert(store, [late], made.embedder.vector(late.text))
+    assert [found.text for found in await made.search(store, "zebrafinch late")] == ["zebrafinch one"]
+
+
+async def test_a_second_worker_on_the_same_folder_waits_for_the_first(tmp_path, monkeypatch) -> None:
+    from appliance.errors import StartError
+    from appliance.knowledge.lease import WorkerLock
+
+    first, second = WorkerLock(tmp_path), WorkerLock(tmp_path)
+    name = await first.acquire()
+    with pytest.raises(StartError, match="another worker"):
+        await second.acquire(timeout=0.1)
+    first.release()
+    assert await second.acquire() == name
+    second.release()
