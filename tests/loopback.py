@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,8 @@ async def connection(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
         yield reader, writer
     finally:
         writer.transport.abort()
-        try:
+        with suppress(OSError):
             await writer.wait_closed()
-        except OSError:
-            pass
 
 
 def request_bytes(path: str, body: object, *, method: str = "POST", headers: Mapping[str, str] | None = None) -> bytes:
