@@ -33,6 +33,7 @@ _K1, _B = 1.5, 0.75
 
 @hookimpl
 def appliance_vector_stores() -> Mapping[str, VectorStoreFactory]:
+    """``retrieval.vector_store: memory``."""
     return {"memory": lambda context: MemoryStore()}
 
 

@@ -53,6 +53,7 @@ from appliance_retrieval.milvus_rows import (
     terms_text,
     unit_rows,
 )
+from appliance_retrieval.terms import search_terms
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -78,11 +79,13 @@ class MilvusSettings(Strict, frozen=True):
 
 @hookimpl
 def appliance_settings() -> type[msgspec.Struct]:
+    """``plugin.milvus``."""
     return MilvusSettings
 
 
 @hookimpl
 def appliance_vector_stores(settings: MilvusSettings) -> Mapping[str, VectorStoreFactory]:
+    """``retrieval.vector_store: milvus``."""
     return {"milvus": lambda context: make_store(settings, context)}
 
 
@@ -134,7 +137,13 @@ class MilvusStore:
         await self._locked(collection, self._drop, collection)
 
     async def upsert(self, collection: str, chunks: Sequence[StoredChunk], vectors: bytes) -> None:
-        """Write chunks, replacing those of the same id. Raises NotFound, InvalidFile, Conflict on a wrong vector length."""
+        """Write chunks, replacing those of the same id.
+
+        Raises:
+            NotFound: there is no such collection.
+            Conflict: the vectors have another length than the collection's.
+            InvalidFile: a chunk is longer than Milvus takes.
+        """
         if not chunks:
             return
         dimensions = await self._locked(collection, self._open, collection)
@@ -207,8 +216,12 @@ class MilvusStore:
         return await self._call(run)
 
     def _connect(self) -> None:
-        from pymilvus import MilvusClient
+        try:
+            from pymilvus import MilvusClient
 
+            search_terms("stems")
+        except ImportError as error:
+            raise StartError(f"{error.name} is missing; install rag-appliance[milvus]") from error
         # pymilvus logs failed calls with their filters, and Milvus Lite its row data.
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -1,12 +1,13 @@
 """Milvus Lite inside this process, reachable only through a private unix socket.
 
-Milvus Lite is a folder of files, an engine in Python, and a gRPC server. Started by pymilvus it listens on a loopback
-TCP port without any authentication; here it gets a unix socket. It is opened after a repair, because
+Milvus Lite is a folder of files, an engine in Python, and a gRPC server. Started by pymilvus it listens on a
+loopback TCP port without any authentication; here it gets a unix socket. A repair goes before its use, because
 version 3.2 does not survive a kill at every point:
 
 - killed between writing a segment and removing its write-ahead log, it replays the log over the segment and each
   row is there twice: logs that the manifest says are folded in are removed;
-- killed while it writes an index file, it cannot load the collection again: index files are derived data and are removed;
+- killed while it writes an index file, it cannot load the collection again: index files are derived data
+  and are removed;
 - killed while it makes or drops a collection, it leaves a folder without schema that blocks the name.
 """
 
@@ -16,10 +17,12 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from appliance.plugin import StartError
 
-_SOCKET_PATH_LIMIT = 100
+_FOLDER_LIMIT = 90
+"""Bytes: the path of a unix socket may have 107, and the name takes up to 16."""
 
 
 class LiteServer:
@@ -34,14 +37,15 @@ class LiteServer:
         from milvus_lite.exceptions import DataDirLockedError
 
         self.folder = folder
-        self._socket_dir = _socket_dir(run_dir)
-        socket = self._socket_dir / "milvus.sock"
-        socket.unlink(missing_ok=True)
-        self.uri = f"unix:{socket}"
+        self._socket = _socket_path(run_dir)
+        port: Any = self._socket  # the server is bound to "host:port", and "unix:path" is an address of gRPC's
+        self.uri = f"unix:{self._socket}"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._server, self._db, _ = start_server_in_thread(str(folder), host="unix", port=socket)  # type: ignore[arg-type]
-            repair(folder)  # under the lock that the server holds, before the first collection is opened
+            self._server, self._db, _ = start_server_in_thread(str(folder), host="unix", port=port)
+            # From here this process holds the folder's lock, and no collection is open yet.
+            repair(folder)
+            _remove_stale_sockets(self._socket)
         except DataDirLockedError:
             raise StartError(f"{folder} is open in another process; stop that one or set plugin.milvus.uri") from None
         except OSError as error:
@@ -59,17 +63,22 @@ class LiteServer:
         """Stop serving and release the folder."""
         self._server.stop(grace=2).wait()
         self._db.close()
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
+        self._socket.unlink(missing_ok=True)
 
 
-def _socket_dir(run_dir: Path) -> Path:
-    """A fresh private folder; in the system's temporary folder where the path would be too long for a socket."""
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _socket_path(run_dir: Path) -> Path:
+    """A path of this process' own in a private folder, a temporary one where ``run_dir`` is too long for a socket."""
     folder = run_dir / "milvus"
-    if len(os.fsencode(folder)) > _SOCKET_PATH_LIMIT - len("/milvus.sock"):
-        return Path(tempfile.mkdtemp(prefix="milvus-"))
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    if len(os.fsencode(folder)) > _FOLDER_LIMIT:
+        folder = Path(tempfile.mkdtemp(prefix="milvus-"))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / f"{os.getpid()}.sock"
+
+
+def _remove_stale_sockets(own: Path) -> None:
+    for socket in own.parent.glob("*.sock"):
+        if socket != own:
+            socket.unlink(missing_ok=True)
 
 
 def _fsync(path: Path) -> None:

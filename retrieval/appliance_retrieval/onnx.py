@@ -64,6 +64,7 @@ class OnnxOptions(Strict, frozen=True):
 
 @hookimpl
 def appliance_embedders() -> Mapping[str, EmbedderFactory]:
+    """``models[].embedder: onnx``."""
     return {"onnx": lambda spec, context: make_embedder(spec)}
 
 
@@ -214,7 +215,7 @@ class _Runner:
                 continue
             try:
                 future.set_result(self._model.encode([window])[0])
-            except Exception as error:  # the caller gets it; the thread must live on
+            except Exception as error:  # noqa: BLE001  the caller gets it; the thread must live on
                 future.set_exception(error)
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""Turn a sentence-transformers folder into an int8 ONNX model: ``python -m appliance_retrieval.onnx_export SOURCE TARGET``.
+"""Turn a sentence-transformers folder into an int8 ONNX model.
+
+    python -m appliance_retrieval.onnx_export SOURCE TARGET
 
 Runs in a process of its own, since it needs torch and transformers and the embedder does not. The target folder
 appears whole or not at all.

@@ -71,7 +71,11 @@ class OnnxModel:
         return ids
 
     def checked_ids(self, ids: Sequence[int], param: str) -> list[int]:
-        """Token ids from a client, without special tokens at the ends. Raises BadRequest for one that the model lacks."""
+        """Token ids from a client, without special tokens at the ends.
+
+        Raises:
+            BadRequest: the model lacks one of them.
+        """
         size = self._tokenizer.get_vocab_size()
         if unknown := [token for token in ids if not 0 <= token < size]:
             raise BadRequest(
@@ -100,11 +104,12 @@ class OnnxModel:
 
         ids = np.asarray([window], np.int64)
         values = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-        tokens = self._session.run(None, {name: values[name] for name in self._inputs})[0][0]
+        outputs = self._session.run(None, {name: values[name] for name in self._inputs})
+        tokens = np.asarray(outputs[0])[0]
         return unit(tokens[0] if self._cls_pooling else tokens.mean(axis=0))
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """Character offsets of each token. A long word that is one unknown token counts as one token for 4 characters."""
+        """Character offsets of each token; a long word that is one unknown token counts as many of 4 characters."""
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return [piece for span in offsets for piece in _pieces(*span)]
 

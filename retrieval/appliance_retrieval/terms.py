@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 _WORD = re.compile(r"\w+")
 _MAX_WORD = 64
 _STOP_WORDS = frozenset(
-    ["a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with"]
+    _WORD.findall(
+        "a an and are as at be but by for if in into is it no not of on or such"
+        " that the their then there these they this to was will with"
+    )
 )
 
 
@@ -28,7 +32,7 @@ def _stem(word: str) -> str:
 
 
 @functools.cache
-def _stemmer():  # type: ignore[no-untyped-def]
+def _stemmer() -> Any:
     import Stemmer
 
     return Stemmer.Stemmer("english")

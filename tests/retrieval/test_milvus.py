@@ -112,10 +112,19 @@ async def test_a_collection_whose_creation_was_killed_can_be_created(tmp_path: P
 
 
 async def test_a_database_in_use_is_refused_with_the_fix(tmp_path: Path, store: MilvusStore) -> None:
-    second = MilvusStore(str(tmp_path / "milvus.db"), run_dir=tmp_path / "run2")
-    with pytest.raises(StartError, match=r"open in another process.*plugin\.milvus\.uri"):
-        await second.start()
-    await second.stop()
+    await fill(store, 1)
+    code = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom appliance_retrieval.milvus import MilvusStore\n"
+        "asyncio.run(MilvusStore(sys.argv[1], run_dir=Path(sys.argv[2])).start())\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "milvus.db"), str(tmp_path / "run")]
+    second = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, errors = await asyncio.wait_for(second.communicate(), 60)
+    assert b"StartError" in errors
+    assert b"is open in another process; stop that one or set plugin.milvus.uri" in errors
+    assert store._lite is not None
+    assert Path(store._lite.uri.removeprefix("unix:")).is_socket()
+    assert await store.count("c") == 1
 
 
 async def test_a_server_that_does_not_answer_is_refused_with_the_fix(tmp_path: Path) -> None:
@@ -123,6 +132,25 @@ async def test_a_server_that_does_not_answer_is_refused_with_the_fix(tmp_path: P
     with pytest.raises(StartError, match=r"plugin\.milvus\.uri"):
         await remote.start()
     await remote.stop()
+
+
+async def test_a_milvus_server_is_reached_by_its_address(tmp_path: Path) -> None:
+    from milvus_lite.adapter.grpc.server import start_server_in_thread
+
+    server, database, port = start_server_in_thread(str(tmp_path / "server"))
+    remote = MilvusStore(f"http://127.0.0.1:{port}", run_dir=tmp_path / "run")
+    await remote.start()
+    await remote.create("c", 2)
+    await fill(remote, 5)
+    await remote.seal("c")
+    assert len(await remote.search_dense("c", vectors((1, 0)), limit=9, scope=Scope())) == 5
+    assert [hit.chunk.position for hit in await remote.search_text("c", "word3", limit=9, scope=Scope())] == [3]
+    assert len(await remote.chunks("c", "file-a", scope=Scope())) == 5
+    await remote.delete_file("c", "file-a")
+    assert await remote.count("c") == 0
+    await remote.stop()
+    server.stop(grace=0).wait()
+    database.close()
 
 
 async def test_a_database_gone_at_run_time_is_retrieval_unavailable(store: MilvusStore) -> None:
@@ -144,7 +172,7 @@ async def test_milvus_lite_listens_on_a_private_socket_only(tmp_path: Path, stor
     socket = Path(store._lite.uri.removeprefix("unix:"))
     assert socket.is_socket()
     assert socket.parent.stat().st_mode & 0o077 == 0
-    inodes = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists() or link.is_symlink()}
+    inodes = {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
     listening = {f"socket:[{line.split()[9]}]" for line in tcp_sockets() if line.split()[3] == "0A"}
     assert not inodes & listening
 

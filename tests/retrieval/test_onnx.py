@@ -73,7 +73,8 @@ import json, sys, torch
 from transformers import AutoModel, AutoTokenizer
 tokenizer, model = AutoTokenizer.from_pretrained(sys.argv[1]), AutoModel.from_pretrained(sys.argv[1]).eval()
 with torch.no_grad():
-    found = [model(**tokenizer(t, return_tensors="pt", truncation=True, max_length=256)).last_hidden_state[0].mean(0) for t in json.load(sys.stdin)]
+    tokens = [tokenizer(t, return_tensors="pt", truncation=True, max_length=256) for t in json.load(sys.stdin)]
+    found = [model(**t).last_hidden_state[0].mean(0) for t in tokens]
 print(json.dumps([torch.nn.functional.normalize(v, dim=0).tolist() for v in found]))
 """
     command = [sys.executable, "-W", "ignore", "-c", code, str(source)]
@@ -135,7 +136,8 @@ async def test_the_second_start_needs_no_torch(source: Path, exported: Path, emb
         "sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "from appliance_retrieval.onnx import OnnxEmbedder, OnnxOptions\n"
         "from appliance.plugin import ModelSpec\n"
-        f"e = OnnxEmbedder(ModelSpec(name='m', where='models[0]', path={str(source)!r}), OnnxOptions(cache_dir={str(exported)!r}))\n"
+        f"spec = ModelSpec(name='m', where='models[0]', path={str(source)!r})\n"
+        f"e = OnnxEmbedder(spec, OnnxOptions(cache_dir={str(exported)!r}))\n"
         "asyncio.run(e.start())\n"
         "print(e.dimensions)\n"
     )

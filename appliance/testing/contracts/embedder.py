@@ -7,6 +7,7 @@ import math
 import time
 from array import array
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 
@@ -81,7 +82,7 @@ class EmbedderContract:
         spans = embedder.token_spans(text)
         assert len(spans) > 8
         assert all(0 <= start <= end <= len(text) for start, end in spans)
-        assert all(left[0] <= right[0] for left, right in zip(spans, spans[1:], strict=False))
+        assert all(left[0] <= right[0] for left, right in pairwise(spans))
         assert text[spans[0][0] : spans[0][1]].lower() in "köln"
 
     async def test_a_query_overtakes_bulk_work(self, embedder: Embedder) -> None:
