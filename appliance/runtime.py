@@ -22,6 +22,7 @@ from appliance.models.store import ModelStore
 from appliance.pipeline import Pipeline
 from appliance.plugins import Plugins
 from appliance.protocols import Engine, HealthCheck
+from appliance.stalls import StallWatch
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.telemetry import NoTelemetry
@@ -49,6 +50,7 @@ class Runtime:
     async def start(self) -> None:
         """Open storage, then start plugins and the worker. Engines start with ``start_engines``."""
         try:
+            await self._held.enter_async_context(StallWatch())
             await self.database.start()
             self._held.push_async_callback(self.database.stop)
             await asyncio.to_thread(self.blobs.start)
