@@ -107,7 +107,7 @@ class AuthConfig(Strict, frozen=True):
 
 
 class FiltersConfig(Strict, frozen=True):
-    """Order of the filter plugins, by default that of ``plugins``. One that raises blocks, unless ``fail_open`` names it."""
+    """Order of the filters, by default that of ``plugins``. One that raises blocks, unless ``fail_open`` names it."""
 
     input: tuple[str, ...] | None = None
     output: tuple[str, ...] | None = None
@@ -205,9 +205,19 @@ def parse(text: str, *, folder: Path, environ: Mapping[str, str] = os.environ) -
         raw = {**_fill_in(raw, "", environ), "folder": str(folder)}
     except RecursionError:
         raise ConfigError("the configuration is nested too deep, or an anchor (&) holds itself; flatten it") from None
+    _check_plugin_blocks(raw.get("plugin"))
     config = convert(raw, Config, "")
     _check(config)
     return config
+
+
+def _check_plugin_blocks(blocks: Any) -> None:
+    """Checked by hand, for the decoder's messages do not name a mapping's keys."""
+    for name, block in blocks.items() if isinstance(blocks, dict) else ():
+        if not isinstance(block, dict):
+            raise ConfigError(
+                f"plugin.{name}: must be a mapping of the plugin's settings; write them below it or remove it"
+            )
 
 
 def convert(raw: Any, type_: type[_T], where: str) -> _T:

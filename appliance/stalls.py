@@ -56,6 +56,6 @@ class StallWatch:
 
 def _where(thread_id: int) -> str:
     """The innermost calls of a thread, outermost first, on one line."""
-    frame = sys._current_frames().get(thread_id)  # noqa: SLF001 - the only way to see another thread's stack
+    frame = sys._current_frames().get(thread_id)
     calls = traceback.extract_stack(frame)[-FRAMES:]
     return " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)
