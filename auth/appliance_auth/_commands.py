@@ -81,7 +81,7 @@ def keys() -> None:
         "appliance keys create --name ops --admin --json",
     )
 )
-@click.option("--name", required=True, help="Whose key it is, or what for.")
+@click.option("--name", default="unnamed", show_default=True, help="Whose key it is, or what for.")
 @click.option("--tenant", default="default", show_default=True, help="Whose data it reaches.")
 @click.option(
     "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), help="What it may do [default: inference and files]."

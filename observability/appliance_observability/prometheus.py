@@ -5,7 +5,7 @@
         public: true
 
 Without ``public`` a scraper needs a credential like everybody else (with API keys: the scope ``metrics``). Each app has
-a registry of its own. The names are in docs/observability.md.
+a registry of its own; each metric says in its HELP line what it counts.
 """
 
 from __future__ import annotations

@@ -215,12 +215,12 @@ def test_keys_are_made_listed_and_revoked_on_the_command_line(config):
     assert made["models"] == ["m"]
     assert made["expires_at"] - made["created_at"] == 30 * 86_400
     assert KeyStore.key_id_of(made["key"]) == made["id"]
-    admin = run(config, "create", "--name", "ops", "--tenant", "team-a", "--admin")
+    admin = run(config, "create", "--tenant", "team-a", "--admin")
     assert KeyStore.key_id_of(admin.stdout.strip())
     assert "not shown again" in admin.stderr
     run(config, "revoke", made["id"])
     listed = {key["name"]: key for key in json.loads(run(config, "list", "--json").stdout)}
-    assert listed["ops"]["scopes"] == ["*"]
+    assert listed["unnamed"]["scopes"] == ["*"]
     assert listed["alice"]["revoked_at"] is not None
     table = run(config, "list").stdout
     assert "revoked" in table
@@ -234,7 +234,7 @@ def test_keys_are_made_listed_and_revoked_on_the_command_line(config):
         (["revoke", "nobody"], "keys list"),
         (["create", "--name", "a", "--expires", "soon"], "30d"),
         (["create", "--name", "a", "--scope", "everything"], "inference"),
-        (["create"], "--name"),
+        (["revoke"], "ID"),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_line_with_the_fix(config, arguments, said):
