@@ -32,6 +32,7 @@ from appliance.plugin import (
     Filter,
     Hit,
     NotFound,
+    OutOfSpace,
     RetrievalUnavailable,
     Scope,
     StartError,
@@ -96,6 +97,8 @@ def make_store(settings: MilvusSettings, context: AppContext) -> VectorStore:
         ConfigError: a token was given for a local folder.
     """
     uri = settings.uri or str(context.data_dir / "milvus.db")
+    if "://" not in uri:
+        uri = str(Path(context.config.folder) / uri)
     if "://" not in uri and settings.token:
         raise ConfigError(
             "plugin.milvus.token: Milvus Lite knows no tokens; remove it or set plugin.milvus.uri to a server"
@@ -117,16 +120,15 @@ class MilvusStore:
 
     async def start(self) -> None:
         """Open or connect. Raises StartError."""
+        await asyncio.to_thread(self._connect)
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="milvus")
-        await self._call(self._connect)
 
     async def stop(self) -> None:
-        """Close. Idempotent."""
-        if self._threads is None:
-            return
-        await self._call(self._disconnect)
-        self._threads.shutdown()
-        self._threads = None
+        """Let running calls finish, then close. Idempotent."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            await asyncio.to_thread(threads.shutdown)
+            await asyncio.to_thread(self._disconnect)
 
     async def create(self, collection: str, dimensions: int) -> None:
         """Make the collection unless it exists. Raises Conflict if it has other dimensions."""
@@ -380,6 +382,8 @@ def _translated(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs)
     except MilvusException as error:
         if error.code in _NOT_FOUND:
             raise NotFound("the collection is gone; create the vector store again") from error
-        raise RetrievalUnavailable(f"Milvus refused (code {error.code}); see the log and try again") from error
+        if "No space left" in error.message:
+            raise OutOfSpace("the disk under the vector store is full; make room and try again") from error
+        raise RetrievalUnavailable(f"Milvus failed (code {error.code}); try again, and check its disk") from error
     except RpcError as error:
         raise RetrievalUnavailable("Milvus does not answer; try again") from error

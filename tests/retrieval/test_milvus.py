@@ -9,12 +9,23 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from appliance.plugin import InvalidFile, RetrievalUnavailable, Scope, StartError, VectorStore
+from appliance.plugin import (
+    AppContext,
+    Config,
+    ConfigError,
+    InvalidFile,
+    OutOfSpace,
+    RetrievalUnavailable,
+    Scope,
+    StartError,
+    VectorStore,
+)
 from appliance.testing.contracts.vector_store import VectorStoreContract, chunk, vectors
-from appliance_retrieval.milvus import MilvusStore
+from appliance_retrieval.milvus import MilvusSettings, MilvusStore, make_store
 
 CHUNKS = 30
 """Chunks of each file that ``milvus_writer.py`` writes."""
@@ -208,6 +219,43 @@ async def test_a_cancelled_write_leaves_the_store_usable(store: MilvusStore) -> 
         await task
     await store.delete_file("c", "file-a")
     assert await store.count("c") == 0
+
+
+def context(folder: Path) -> AppContext:
+    config = Config(folder=str(folder), data_dir="data")
+    return AppContext(config=config, database=cast("Any", None))
+
+
+async def test_the_default_is_a_folder_under_data_dir(tmp_path: Path) -> None:
+    store = make_store(MilvusSettings(), context(tmp_path))
+    await store.start()
+    await store.create("c", 2)
+    await store.stop()
+    assert (tmp_path / "data" / "milvus.db" / "collections" / "c").is_dir()
+    assert (tmp_path / "data" / "milvus.db").stat().st_mode & 0o077 == 0
+
+
+def test_a_token_for_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"plugin\.milvus\.token"):
+        make_store(MilvusSettings(token="user:secret"), context(tmp_path))
+
+
+async def test_a_run_folder_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> None:
+    store = MilvusStore(str(tmp_path / "milvus.db"), run_dir=tmp_path / ("long" * 30))
+    await store.start()
+    assert await store.count("c") == 0
+    await store.stop()
+
+
+async def test_a_full_disk_is_out_of_space(store: MilvusStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    from milvus_lite.engine.collection import Collection
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Collection, "insert", full)
+    with pytest.raises(OutOfSpace, match="make room"):
+        await fill(store, 1)
 
 
 async def test_a_chunk_over_the_limit_of_milvus_says_so(store: MilvusStore) -> None:

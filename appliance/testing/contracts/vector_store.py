@@ -105,8 +105,9 @@ async def _search(
 _keys = st.sampled_from(["k"] * 6 + ["lang", 'a"b', "it's", "back\\slash", "s:k", "ключ", "new\nline", "]"])
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 _wide_numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
-_orderable = st.sampled_from([0, 1, 1.5, 2, "", "a", "b", "1"]) | _wide_numbers | _text
-_values: st.SearchStrategy[Scalar] = st.booleans() | st.sampled_from(TRICKY) | _orderable
+_small: tuple[Scalar, ...] = (0, 1, 1.5, 2, "", "a", "b", "1")
+_orderable: st.SearchStrategy[Scalar] = st.one_of(st.sampled_from(_small), _wide_numbers, _text)
+_values: st.SearchStrategy[Scalar] = st.one_of(st.booleans(), st.sampled_from(TRICKY), _orderable)
 _attributes: st.SearchStrategy[dict[str, Scalar]] = st.dictionaries(_keys, _values, max_size=3)
 _comparisons = st.one_of(
     st.builds(Comparison, key=_keys, type=st.sampled_from(["eq", "ne"]), value=_values),
