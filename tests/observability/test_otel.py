@@ -191,6 +191,7 @@ async def test_spans_reach_a_collector_and_stopping_sends_the_rest(monkeypatch):
     assert received == ["/v1/traces", "chat m"]
 
 
+@pytest.mark.slow
 async def test_a_dead_collector_costs_neither_time_nor_memory():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
