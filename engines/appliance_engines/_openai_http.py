@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -115,13 +116,26 @@ class Client:
         if response.status != 200:
             raise self._refusal(response.status, response.headers, await _read(response), call)
         if call.stream and response.headers.get("content-type", "").startswith("text/event-stream"):
-            return Stream(response, call.model, on_failure)
+            return await self._stream(Stream(response, call.model, on_failure), call)
         return await self._answer(response, call)
 
     async def aclose(self) -> None:
         """Close every connection."""
         await self.plain.aclose()
         await self.streams.aclose()
+
+    async def _stream(self, stream: Stream, call: Call) -> Stream:
+        """The stream with its first event there: some servers accept every stream and refuse it in that event."""
+        try:
+            await stream.begin()
+        except ReportedError as error:
+            if 400 <= error.reported < 500:
+                raise self._refusal(error.reported, {}, error.payload, call) from None
+            raise
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
 
     async def _answer(self, response: UpstreamResponse, call: Call) -> Answer:
         payload = await _read(response)
@@ -130,6 +144,16 @@ class Client:
         if call.stream:
             raise EngineError("the model's server does not stream; ask without stream")
         return Answer(Renamer(call.model).rename(payload))
+
+
+class ReportedError(EngineError):
+    """502: an event of the stream reports an error. ``payload`` is the event's JSON, for nobody but us to read."""
+
+    def __init__(self, payload: bytes, error: Mapping[str, Any]) -> None:
+        super().__init__("the model failed in the middle of its answer; try again")
+        self.payload = payload
+        code = error.get("code")
+        self.reported = code if isinstance(code, int) else 0
 
 
 class Answer:
@@ -161,7 +185,7 @@ class Stream:
     finish reason raise: a broken answer never looks whole.
     """
 
-    __slots__ = ("_closed", "_events", "_finished", "_on_failure", "_rename", "_response", "_splitter")
+    __slots__ = ("_closed", "_events", "_finished", "_held", "_on_failure", "_rename", "_response", "_splitter")
 
     def __init__(self, response: UpstreamResponse, model: str, on_failure: Callable[[], None] | None = None) -> None:
         self._response = response
@@ -170,9 +194,14 @@ class Stream:
         self._rename = Renamer(model).rename
         self._events: Iterator[bytes] = iter(())
         self._finished = self._closed = False
+        self._held: Chunk | None = None
 
     def __aiter__(self) -> Stream:
         return self
+
+    async def begin(self) -> None:
+        """Wait for the first event, which iteration then gives. Raises as iteration does."""
+        self._held = await self.__anext__()
 
     async def __anext__(self) -> Chunk:
         """Return the next event.
@@ -180,6 +209,9 @@ class Stream:
         Raises:
             EngineError: the answer broke off or reports an error. ``EngineTimeout``: the server fell silent.
         """
+        if self._held is not None:
+            chunk, self._held = self._held, None
+            return chunk
         while True:
             for event in self._events:
                 if opened := await self._open(event):
@@ -197,14 +229,15 @@ class Stream:
         """Let go of the answer; before its end this closes the connection, on which the server stops generating."""
         self._closed = True
         self._events = iter(())
+        self._held = None
         await self._response.aclose()
 
     async def _open(self, event: bytes) -> bytes | None:
         """The event in its plainest form; nothing if it carries nothing."""
         if not event.startswith(b"data: {") or event.find(b"\n") != len(event) - 2:
             return await self._open_unusual(event)
-        if b'"error"' in event and error_object(event[6:]) is not None:
-            raise await self._failed(EngineError("the model failed in the middle of its answer; try again"))
+        if b'"error"' in event and (error := error_object(event[6:])) is not None:
+            raise await self._failed(ReportedError(event[6:], error))
         if not self._finished and b'"finish_reason":null' not in event and _FINISHED.search(event):
             self._finished = True
         return event

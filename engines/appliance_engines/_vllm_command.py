@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -39,6 +38,8 @@ _FIXED_ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
+    # Its processes rename themselves; this keeps their environment readable, by which the supervisor knows its own.
+    "SPT_NOENV": "1",
 }
 
 
@@ -98,12 +99,8 @@ class VllmOptions(Strict, frozen=True):
     """Environment variables for vLLM."""
 
 
-def command(spec: ModelSpec, options: VllmOptions, socket: Path, *, on_cpu: bool, drain: float) -> list[str]:
-    """The command that serves the model on a unix socket; ``extra_args`` come last and so win.
-
-    ``drain`` is how long running answers may go on after SIGTERM, in seconds: the appliance stops vLLM after the
-    answers are over, but a service manager may signal every process at once.
-    """
+def command(spec: ModelSpec, options: VllmOptions, socket: Path, *, on_cpu: bool) -> list[str]:
+    """The command that serves the model on a unix socket; ``extra_args`` come last and so win."""
     flags: dict[str, Any] = {
         "max-model-len": options.max_model_len,
         "dtype": options.dtype,
@@ -127,7 +124,8 @@ def command(spec: ModelSpec, options: VllmOptions, socket: Path, *, on_cpu: bool
         "chat-template": options.chat_template,
         "trust-remote-code": options.trust_remote_code or None,
         "allowed-media-domains": list(options.allowed_media_domains) or [_NO_MEDIA_HOST],
-        "shutdown-timeout": math.ceil(drain),
+        # Running answers are over before the appliance stops vLLM; what still runs then has nobody who reads it.
+        "shutdown-timeout": 0,
         "disable-uvicorn-access-log": True,
     }
     start = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]

@@ -56,8 +56,8 @@ __all__ = ["VllmEngine", "VllmOptions"]
 
 MAX_SOCKET_PATH = 107
 """Bytes; the kernel's limit for the path of a unix socket."""
-STOP_SECONDS = 15.0
-"""From the end of the drain to SIGKILL."""
+STOP_SECONDS = 8.0
+"""From SIGTERM to SIGKILL. Also how long vLLM may outlive an appliance that was killed, and hold the card's memory."""
 _HEALTH_SECONDS = 10.0
 _POLL_SECONDS = 0.25
 _TOKEN_SECONDS = 60.0
@@ -188,13 +188,12 @@ class VllmEngine:
         return self._context.log_dir / f"{_file_name(self._spec.name)}.log"
 
     def _make_child(self, socket: Path) -> Child:
-        drain = self._context.config.server.shutdown_grace
         return Child(
             name=self._spec.name,
             # A socket left by a crash would be in the way of the next start.
             command=[
                 *("/bin/sh", "-c", 'rm -f "$0" && exec "$@"', str(socket)),
-                *command(self._spec, self._options, socket, on_cpu=runs_on_cpu(), drain=drain),
+                *command(self._spec, self._options, socket, on_cpu=runs_on_cpu()),
             ],
             env=environment(self._options, os.environ),
             log_path=self._log_path,
@@ -202,7 +201,7 @@ class VllmEngine:
             alive=self._healthy,
             start_timeout=self._options.start_timeout,
             probe_timeout=_TOKEN_SECONDS,
-            stop_timeout=drain + STOP_SECONDS,
+            stop_timeout=STOP_SECONDS,
         )
 
     def _make_client(self, socket: Path) -> Client:

@@ -354,6 +354,26 @@ async def test_o06_a_prompt_over_the_context_has_the_code_for_it(
         assert (error.code, error.param) == ("context_length_exceeded", "messages")
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"), [(400, BadRequest), (429, RateLimited), (500, EngineError), (None, EngineError)]
+)
+async def test_o06_a_refusal_that_comes_as_the_first_event_is_raised_before_the_stream_begins(
+    engine: OpenAIEngine, upstream: UpstreamServer, code: int | None, kind: type[RequestError]
+) -> None:
+    failure = {"error": {"message": "Grammar error: invalid type", "param": "response_format", "code": code}}
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.send(b": hello\n\n" + json_spaced(failure) + b"data: [DONE]\n\n")
+        await exchange.end()
+
+    upstream.script = script
+    with pytest.raises(kind) as error:
+        await generate(engine, chat())
+    if code == 400:
+        assert (str(error.value), error.value.param) == ("Grammar error: invalid type", "response_format")
+
+
 async def test_a_printed_validation_error_becomes_a_sentence(engine: OpenAIEngine, upstream: UpstreamServer) -> None:
     message = (
         "1 validation error:\n  {'type': 'int_parsing', 'loc': 'body.n', "

@@ -41,7 +41,7 @@ EVERY_OPTION = VllmOptions(
 
 
 def build(options: VllmOptions, *, on_cpu: bool = False, spec: ModelSpec = SPEC) -> list[str]:
-    return command(spec, options, SOCKET, on_cpu=on_cpu, drain=29.5)
+    return command(spec, options, SOCKET, on_cpu=on_cpu)
 
 
 def value(arguments: list[str], flag: str) -> str:
@@ -98,10 +98,6 @@ def test_adapters_switch_lora_on() -> None:
 def test_no_media_host_is_allowed_unless_named() -> None:
     assert value(build(VllmOptions()), "--allowed-media-domains") == "none.invalid"
     assert value(build(EVERY_OPTION), "--allowed-media-domains") == "media.example.org"
-
-
-def test_running_answers_may_go_on_after_a_stop_signal() -> None:
-    assert value(build(VllmOptions()), "--shutdown-timeout") == "30"
 
 
 def test_extra_args_come_last() -> None:
@@ -166,6 +162,7 @@ def test_nothing_is_fetched_or_reported_and_all_addresses_are_loopback() -> None
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
+        "SPT_NOENV": "1",
         "VLLM_CPU_KVCACHE_SPACE": "3",
     }
 

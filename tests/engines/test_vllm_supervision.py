@@ -39,7 +39,7 @@ def chat(text: str = "hi", *, stream: bool = True, model: str = "m") -> Call:
 
 
 def make(folder: Path, *, name: str = "m", path: Path | None = Path("/weights"), **options: object) -> VllmEngine:
-    config = parse("data_dir: data\nserver: {shutdown_grace: 1}", folder=folder, environ={})
+    config = parse("data_dir: data", folder=folder, environ={})
     spec = ModelSpec(name=name, where="models[0]", path=path, options=options)
     return make_engine(spec, AppContext(config, None))  # type: ignore[arg-type]
 

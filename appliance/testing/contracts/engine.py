@@ -59,7 +59,7 @@ class EngineContract:
 
     # -- the answers -----------------------------------------------------------------------------------
 
-    def test_it_has_the_methods_of_an_engine(self, unstarted_engine: Engine) -> None:
+    async def test_it_has_the_methods_of_an_engine(self, unstarted_engine: Engine) -> None:
         assert isinstance(unstarted_engine, Engine)
 
     async def test_a_started_engine_is_ready(self, engine: Engine) -> None:
