@@ -18,6 +18,8 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from appliance.errors import ApplianceError, RequestError, Unauthenticated
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever
@@ -123,8 +125,15 @@ class Pipeline:
         self, call: Call, record: CallRecord, span: TraceSpan, held: AsyncExitStack
     ) -> AsyncIterator[Chunk]:
         """Wait until the engine has accepted; then its chunks, watched for the record."""
-        engine = self.models.resolve(call.model).engine
-        generation = await engine.generate(call)
+        step = self.telemetry.start_step(span, "generate", {"gen_ai.request.model": call.model})
+        held.callback(step.end)
+        if trace := self.telemetry.headers(step):
+            call = msgspec.structs.replace(call, headers={**call.headers, **trace})
+        try:
+            generation = await self.models.resolve(call.model).engine.generate(call)
+        except BaseException as error:
+            step.fail(error)
+            raise
         # Closed here, not by the generators above it: one that never starts never runs its clean-up.
         held.push_async_callback(generation.aclose)
         return observed(call, generation, record)

@@ -275,7 +275,7 @@ class Child:
         if state == self._state:
             return
         self._state = state
-        _logger.info("%s is %s", self.name, state)
+        _logger.debug("%s is %s", self.name, state)
         # Those who wait look again; who waits from now on waits for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
