@@ -53,8 +53,10 @@ async def test_o40_slot_and_span_are_released_when_a_plugin_raises_after_its_yie
             assert b"secret" not in raw
             assert b"[DONE]" not in raw
     assert (slots.held, slots.given) == (0, 2)
-    assert [span.ended for span in spans.spans] == [1, 1]
-    assert all(isinstance(span.error, ZeroDivisionError) for span in spans.spans)
+    assert {span.ended for span in spans.spans} == {1}
+    calls = [span for span in spans.spans if span.name.startswith("/v1")]
+    assert len(calls) == 2
+    assert all(isinstance(span.error, ZeroDivisionError) for span in calls)
     assert [(r.outcome, r.status) for r in notebook.records] == [("error", 500)] * 2
     assert "plugin raiser failed to release a request" in caplog.text
 
