@@ -56,8 +56,8 @@ def settings_types() -> dict[str, type[Strict]]:
 def table_below(heading: str) -> dict[str, str]:
     """The first table below a heading: the third column by the first."""
     section = re.split(r"^#+ ", TEXT.partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    rows = [line.split(" | ") for line in section.partition("|---")[2].partition("\n\n")[0].splitlines()[1:]]
-    return {row[0].strip("| `"): row[2].strip("`") for row in rows}
+    rows = [line.split("|") for line in section.partition("|---")[2].partition("\n\n")[0].splitlines()[1:]]
+    return {row[1].strip(" `"): row[3].strip(" `") for row in rows}
 
 
 def shown(default: Any) -> str:
