@@ -105,6 +105,8 @@ class MemoryStore:
         import numpy as np
 
         query = np.frombuffer(vector, "<f4")
+        if (found := self._collections.get(collection)) and len(query) != found.dimensions:
+            raise Conflict(f"{collection} keeps vectors of {found.dimensions} numbers, not {len(query)}")
         rows = self._visible(collection, scope, where)
         return _best((Hit(row.chunk, _cosine(row.vector, query)) for row in rows), limit)
 

@@ -133,8 +133,8 @@ async def test_a_database_in_use_is_refused_with_the_fix(tmp_path: Path, store: 
     _, errors = await asyncio.wait_for(second.communicate(), 60)
     assert b"StartError" in errors
     assert b"is open in another process; stop that one or set plugin.milvus.uri" in errors
-    assert store._lite is not None
-    assert Path(store._lite.uri.removeprefix("unix:")).is_socket()
+    assert store._database.lite is not None
+    assert Path(store._database.lite.uri.removeprefix("unix:")).is_socket()
     assert await store.count("c") == 1
 
 
@@ -166,8 +166,8 @@ async def test_a_milvus_server_is_reached_by_its_address(tmp_path: Path) -> None
 
 async def test_a_database_gone_at_run_time_is_retrieval_unavailable(store: MilvusStore) -> None:
     await fill(store, 1)
-    assert store._lite is not None
-    store._lite._server.stop(grace=0).wait(timeout=5)
+    assert store._database.lite is not None
+    store._database.lite._server.stop(grace=0).wait(timeout=5)
     with pytest.raises(RetrievalUnavailable) as caught:
         await store.search_text("c", "secret question", limit=1, scope=Scope())
     assert "secret" not in str(caught.value)
@@ -179,8 +179,8 @@ async def test_a_stopped_store_is_retrieval_unavailable(tmp_path: Path) -> None:
 
 
 async def test_milvus_lite_listens_on_a_private_socket_only(tmp_path: Path, store: MilvusStore) -> None:
-    assert store._lite is not None
-    socket = Path(store._lite.uri.removeprefix("unix:"))
+    assert store._database.lite is not None
+    socket = Path(store._database.lite.uri.removeprefix("unix:"))
     assert socket.is_socket()
     assert socket.parent.stat().st_mode & 0o077 == 0
     inodes = {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}

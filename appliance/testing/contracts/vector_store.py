@@ -159,6 +159,10 @@ class VectorStoreContract:
             await store.upsert(COLLECTION, [chunk(0)], vectors((1, 0, 0)))
         assert await store.count(COLLECTION) == 0
 
+    async def test_searching_with_another_length_is_refused(self, store: VectorStore) -> None:
+        with pytest.raises(Conflict):
+            await store.search_dense(COLLECTION, vectors((1, 0, 0)), limit=1, scope=EVERYONE)
+
     async def test_a_chunk_comes_back_as_it_was_written(self, store: VectorStore) -> None:
         written = chunk(
             3, 'Köln "x"\n\\', attributes={"n": 5, "f": 5.0, "b": True, "s": "5"}, readers=("user:1", "group:a")

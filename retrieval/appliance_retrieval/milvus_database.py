@@ -1,0 +1,231 @@
+"""The blocking calls to Milvus, one method for each thing a store does. Run them in threads."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from appliance.plugin import (
+    Attributes,
+    Conflict,
+    Hit,
+    NotFound,
+    OutOfSpace,
+    RetrievalUnavailable,
+    StartError,
+    StoredChunk,
+)
+from appliance_retrieval.milvus_filter import literal
+from appliance_retrieval.milvus_lite_server import LiteServer
+from appliance_retrieval.milvus_rows import OUTPUT, chunk_of, index_configs, make_schema, mutable_fields
+from appliance_retrieval.terms import search_terms
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_FLUSH_ROWS = 1000
+"""Unflushed rows are searched slowly (0.1 ms each in Milvus Lite), so no more than this many pile up."""
+_PAGE, _WINDOW = 4096, 16_384
+"""Rows a page of an iterator, and the most that Milvus returns to one query."""
+_NOT_FOUND = (4, 100)
+
+
+class MilvusDatabase:
+    """A Milvus Lite folder or a Milvus server; ``lite`` is set for a folder that is open."""
+
+    def __init__(self, uri: str, *, run_dir: Path, token: str, timeout: float) -> None:
+        self._uri, self._run_dir, self._token, self._timeout = uri, run_dir, token, timeout
+        self.lite: LiteServer | None = None
+        self._client: Any = None
+        self._dimensions: dict[str, int] = {}
+        self._unflushed: defaultdict[str, int] = defaultdict(int)
+
+    def connect(self) -> None:
+        """Open the folder or reach the server. Raises StartError."""
+        try:
+            from pymilvus import MilvusClient
+
+            search_terms("stems")
+        except ImportError as error:
+            raise StartError(f"{error.name} is missing; install rag-appliance[milvus]") from error
+        # pymilvus logs failed calls with their filters, and Milvus Lite its row data.
+        for name in ("pymilvus", "milvus_lite"):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        if "://" not in self._uri:
+            self.lite = LiteServer(Path(self._uri), self._run_dir)
+        try:
+            self._client = MilvusClient(
+                self.lite.uri if self.lite else self._uri, token=self._token, timeout=self._timeout
+            )
+        except Exception as error:
+            self.disconnect()
+            raise StartError(f"Milvus at {self._uri} does not answer; check plugin.milvus.uri and token") from error
+
+    def disconnect(self) -> None:
+        """Close what is open."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self.lite is not None:
+            self.lite.close()
+            self.lite = None
+        self._dimensions.clear()
+
+    def open(self, collection: str) -> int:
+        """Load a collection on first use; its dimensions."""
+        if collection not in self._dimensions:
+            if not self._client.has_collection(collection):
+                raise NotFound(f"there is no collection {collection}; create the vector store again")
+            fields = self._client.describe_collection(collection)["fields"]
+            dimensions = next(int(field["params"]["dim"]) for field in fields if field["name"] == "dense")
+            self._index(collection)
+            self._client.load_collection(collection)
+            self._dimensions[collection] = dimensions
+        return self._dimensions[collection]
+
+    def _exists(self, collection: str) -> bool:
+        try:
+            self.open(collection)
+        except NotFound:
+            return False
+        return True
+
+    def create(self, collection: str, dimensions: int) -> None:
+        """Make a collection, or find it with the same dimensions. Raises Conflict."""
+        if not self._client.has_collection(collection):
+            schema = make_schema(self._client, dimensions)
+            self._client.create_collection(collection, schema=schema, consistency_level="Strong")
+        if self.open(collection) != dimensions:
+            raise Conflict(
+                f"{collection} keeps vectors of {self._dimensions[collection]} numbers, not {dimensions};"
+                " use the embedder it was made with or index the store again"
+            )
+
+    def _index(self, collection: str) -> None:
+        """Make the indexes that are missing, also those that a killed ``create`` left out."""
+        present = set(self._client.list_indexes(collection))
+        connection = self._client._get_connection()  # the public call sleeps half a second for each index
+        for field, config in index_configs("FLAT" if self.lite else "AUTOINDEX").items():
+            if field not in present:
+                connection.create_index(collection, field, config, index_name=field, sync=False)
+
+    def drop(self, collection: str) -> None:
+        """Remove a collection."""
+        self._client.drop_collection(collection)
+        self._dimensions.pop(collection, None)
+        self._unflushed.pop(collection, None)
+
+    def write(self, collection: str, rows: list[dict[str, Any]]) -> None:
+        """Write whole rows."""
+        # Milvus Lite's upsert keeps old fields that a row no longer has, its insert replaces the row whole.
+        if self.lite:
+            self._client.insert(collection, rows)
+        else:
+            self._client.upsert(collection, rows)
+        self._unflushed[collection] += len(rows)
+        if self.lite and self._unflushed[collection] >= _FLUSH_ROWS:
+            self.flush(collection)
+
+    def delete_file(self, collection: str, file_id: str) -> None:
+        """Remove a file's rows."""
+        if self._exists(collection):
+            self._client.delete(collection, filter=f"file_id == {literal(file_id)}")
+
+    def set_attributes(self, collection: str, ids: list[str], attributes: Attributes) -> None:
+        """Replace the attributes of some rows."""
+        columns = [*OUTPUT, "id", "terms", "dense"]
+        rows = self._client.query(collection, filter=_by_id(ids), output_fields=columns, limit=len(ids))
+        if rows:
+            self.write(collection, [_with_attributes(row, attributes) for row in rows])
+
+    def flush(self, collection: str) -> None:
+        """Put what was written on the disk."""
+        if self._exists(collection):
+            self._client.flush(collection)
+            self._unflushed[collection] = 0
+            if self.lite:
+                self.lite.sync(collection)
+
+    def warm_up(self, collection: str) -> None:
+        """Milvus Lite builds its BM25 index at the first search."""
+        if self.lite and self._exists(collection):
+            self._client.search(collection, ["warm"], anns_field="sparse", limit=1)
+
+    def search(self, collection: str, field: str, query: Any, condition: str, limit: int) -> list[Hit]:
+        """One leg: ``dense`` with a vector, ``sparse`` with terms."""
+        if not self._exists(collection):
+            return []
+        if field == "dense" and len(query) != self._dimensions[collection]:
+            raise Conflict(
+                f"{collection} keeps vectors of {self._dimensions[collection]} numbers, not {len(query)};"
+                " search with the embedder it was made with"
+            )
+        found = self._client.search(
+            collection, [query], anns_field=field, limit=limit, filter=condition, output_fields=OUTPUT
+        )
+        # Milvus Lite returns BM25 scores below zero; cosines keep their sign.
+        sign = -1.0 if self.lite and field == "sparse" else 1.0
+        return [Hit(chunk_of({"id": hit["id"], **hit["entity"]}), sign * hit["distance"]) for hit in found[0]]
+
+    def file_ids(self, collection: str, condition: str) -> list[str]:
+        """Ids of the rows that match, by position."""
+        if not self._exists(collection):
+            return []
+        columns = ["id", "position"]
+        rows = self._client.query(collection, filter=condition, output_fields=columns, limit=_WINDOW)
+        if len(rows) == _WINDOW:
+            rows = self._all_rows(collection, condition, columns)
+        return [row["id"] for row in sorted(rows, key=lambda row: (row["position"], row["id"]))]
+
+    def _all_rows(self, collection: str, condition: str, columns: list[str]) -> list[dict[str, Any]]:
+        """More rows than one query may return."""
+        pages = self._client.query_iterator(collection, batch_size=_PAGE, filter=condition, output_fields=columns)
+        rows: list[dict[str, Any]] = []
+        while page := pages.next():
+            rows += page
+        pages.close()
+        return rows
+
+    def chunks(self, collection: str, condition: str, offset: int, limit: int) -> list[StoredChunk]:
+        """A page of the rows that match, by position."""
+        ids = self.file_ids(collection, condition)[offset : offset + limit]
+        if not ids:
+            return []
+        rows = self._client.query(collection, filter=_by_id(ids), output_fields=[*OUTPUT, "id"], limit=len(ids))
+        return sorted((chunk_of(row) for row in rows), key=lambda chunk: (chunk.position, chunk.id))
+
+    def count(self, collection: str) -> int:
+        """Rows in a collection."""
+        if not self._exists(collection):
+            return 0
+        return int(self._client.query(collection, filter="", output_fields=["count(*)"])[0]["count(*)"])
+
+
+def _by_id(ids: Sequence[str]) -> str:
+    return f"id in [{', '.join(literal(chunk_id) for chunk_id in ids)}]"
+
+
+def _with_attributes(row: Mapping[str, Any], attributes: Attributes) -> dict[str, Any]:
+    """A whole row again, with other attributes."""
+    chunk = chunk_of(row)
+    kept = {name: row[name] for name in ("id", "file_id", "position", "tenant", "text", "terms", "dense")}
+    return {**kept, **mutable_fields(chunk, attributes)}
+
+
+def translated(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Run, with Milvus' errors as ours. The cause is kept; the message holds no filter and no text."""
+    from grpc import RpcError
+    from pymilvus.exceptions import MilvusException
+
+    try:
+        return function(*args, **kwargs)
+    except MilvusException as error:
+        if error.code in _NOT_FOUND:
+            raise NotFound("the collection is gone; create the vector store again") from error
+        if "No space left" in error.message:
+            raise OutOfSpace("the disk under the vector store is full; make room and try again") from error
+        raise RetrievalUnavailable(f"Milvus failed (code {error.code}); try again, and check its disk") from error
+    except RpcError as error:
+        raise RetrievalUnavailable("Milvus does not answer; try again") from error
