@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from appliance.config import Config, ModelConfig
 from appliance.context import AppContext
-from appliance.errors import ConfigError, ModelNotFound
+from appliance.errors import ApplianceError, ConfigError, ModelNotFound
 from appliance.models.embedding import EmbeddingEngine
 from appliance.protocols import Engine, EngineFactory
 from appliance.types import ModelSpec
@@ -92,7 +92,19 @@ def _engine(
             f"{where}.engine: no listed plugin provides {model.engine}; list one that does under plugins "
             f"(engines there now: {', '.join(sorted(factories)) or 'none'})"
         )
-    return factory(model_spec(model, where, store), context)
+    spec = model_spec(model, where, store)
+    try:
+        engine = factory(spec, context)
+    except ApplianceError:
+        raise
+    except Exception as error:
+        told = " ".join(str(error).split())
+        raise ConfigError(f"{where}.engine: {model.engine} cannot be made: {type(error).__name__}: {told}") from error
+    if not isinstance(engine, Engine):
+        raise ConfigError(
+            f"{where}.engine: {model.engine} is no engine but {type(engine).__name__}; see docs/plugins.md"
+        )
+    return engine
 
 
 def model_spec(model: ModelConfig, where: str, store: ModelStore) -> ModelSpec:

@@ -1,0 +1,209 @@
+"""The command line: help with examples, JSON for programs, and failures in one line without a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from appliance import __version__
+from appliance.cli import main
+from commands import appliance, write_config
+from distributions import offer  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """``run("check", "--json")`` in an empty folder: exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["appliance", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as done:
+            code = int(done.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return run
+
+
+COMMANDS = [
+    ("serve",),
+    ("check",),
+    ("config", "show"),
+    ("plugins", "list"),
+    ("models", "pull"),
+    ("models", "list"),
+    ("models", "rm"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_examples(run, command):
+    code, out, _ = run(*command, "--help")
+    assert code == 0
+    assert "Examples:" in out
+    assert f"appliance {' '.join(command)}" in out
+
+
+def test_help_and_version_need_no_configuration(run):
+    code, out, err = run("--help")
+    assert (code, err) == (0, "")
+    assert all(word in out for word in ("serve", "check", "config", "plugins", "models"))
+    assert run("--version") == (0, f"appliance, version {__version__}\n", "")
+
+
+def test_help_works_beside_a_broken_configuration_and_says_so(run, tmp_path):
+    (tmp_path / "appliance.yaml").write_text("prot: 1")
+    code, out, err = run("--help")
+    assert code == 0
+    assert "serve" in out
+    assert err.startswith("warning: commands of plugins are missing: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_commands_of_listed_plugins_join(run, tmp_path):
+    write_config(tmp_path, plugins=["scripted", "api_keys"])
+    _, out, _ = run("--help")
+    assert "keys" in out
+    code, out, _ = run("keys", "create", "--help")
+    assert code == 0
+    assert "Examples:" in out
+
+
+def test_check_of_a_good_configuration(run, tmp_path):
+    path = write_config(tmp_path)
+    code, out, err = run("check")
+    assert (code, err) == (0, "")
+    assert out.startswith("appliance.yaml is good: 1 plugins, models m, ")
+    code, out, _ = run("check", "--config", str(path), "--json")
+    assert json.loads(out) | {"routes": 0} == {
+        "ok": True, "config": str(path), "plugins": ["scripted"], "models": ["m"], "routes": 0,
+    }  # fmt: skip
+
+
+def test_check_starts_nothing_and_writes_nothing(run, tmp_path):
+    write_config(tmp_path)
+    run("check")
+    assert [path.name for path in tmp_path.iterdir()] == ["appliance.yaml"]
+
+
+FAILURES = {
+    "missing": (None, "error: appliance.yaml does not exist; write it or name another with --config"),
+    "no yaml": ("a: [", "error: the configuration is not YAML"),
+    "unknown key": ("sever: {}", "error: top level: object contains unknown field `sever`; did you mean server?"),
+    "missing plugin": ("plugins: [nosuch]", "error: plugins: nosuch is not installed"),
+    "unknown engine": (
+        "models: [{name: m, engine: nosuch}]",
+        "error: models[0].engine: no listed plugin provides nosuch",
+    ),
+    "bad option": (
+        "plugins: [scripted]\nmodels: [{name: m, engine: scripted, options: {delay: soon}}]",
+        "error: models[0].options.delay: expected `float`, got `str`",
+    ),
+    "bad level": ("observability: {log_level: loud}", "error: observability.log_level: "),
+    "bad settings": (
+        "plugins: [limits]\nplugin: {limits: {max_concurrent: 0}}",
+        "error: plugin.limits.max_concurrent: ",
+    ),
+    "missing variable": ("data_dir: ${env.NO_SUCH_VARIABLE}", "error: data_dir: environment variable NO_SUCH_VARIABLE"),
+    "unknown store": (
+        "models: [{name: e, embedder: onnx}]\nretrieval: {vector_store: nosuch}",
+        "error: retrieval.vector_store: no listed plugin provides nosuch",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FAILURES.values(), ids=FAILURES.keys())
+@pytest.mark.parametrize("command", [("check",), ("check", "--json")], ids=["plain", "json"])
+def test_a_failing_check_is_one_line_and_exit_code_1(run, tmp_path, text, message, command):
+    if text is not None:
+        (tmp_path / "appliance.yaml").write_text(text)
+    code, out, err = run(*command)
+    assert (code, out) == (1, "")
+    assert err.startswith(message)
+    assert len(err.splitlines()) == 1
+
+
+def test_a_plugin_that_breaks_at_import_fails_the_check(run, tmp_path, offer):  # noqa: F811
+    offer("brokencli", "raise OSError('no card')")
+    write_config(tmp_path, plugins=["scripted", "brokencli"])
+    code, _, err = run("check")
+    assert (code, err) == (1, "error: plugin brokencli failed to import: OSError: no card\n")
+
+
+def test_an_engine_factory_that_breaks_fails_the_check_in_one_line(run, tmp_path, offer):  # noqa: F811
+    offer(
+        "clumsy",
+        "from appliance.plugin import hookimpl\n@hookimpl\ndef appliance_engines(): return {'clumsy': lambda spec, context: 1 / 0}",
+    )
+    write_config(tmp_path, plugins=["clumsy"], models=[{"name": "m", "engine": "clumsy"}])
+    code, _, err = run("check")
+    assert (code, err) == (1, "error: models[0].engine: clumsy cannot be made: ZeroDivisionError: division by zero\n")
+
+
+def test_an_engine_factory_that_makes_something_else_fails_the_check(run, tmp_path, offer):  # noqa: F811
+    source = "from appliance.plugin import hookimpl\n@hookimpl\ndef appliance_engines(): return {'odd': lambda spec, context: 5}"
+    offer("odd", source)
+    write_config(tmp_path, plugins=["odd"], models=[{"name": "m", "engine": "odd"}])
+    assert run("check")[2].startswith("error: models[0].engine: odd is no engine but int")
+
+
+def test_config_show_prints_every_default_and_no_secret(run, tmp_path):
+    write_config(tmp_path, models=[{"name": "m", "engine": "scripted", "options": {"api_key": "hunter2"}}])
+    code, out, _ = run("config", "show")
+    assert code == 0
+    assert "hunter2" not in out
+    shown = yaml.safe_load(out)
+    assert shown["server"]["host"] == "127.0.0.1"
+    assert shown["models"][0]["options"] == {"api_key": "***"}
+    _, out, _ = run("config", "show", "--json")
+    assert json.loads(out) == shown
+
+
+def test_plugins_list_marks_those_in_use(run, tmp_path):
+    write_config(tmp_path)
+    code, out, _ = run("plugins", "list")
+    assert code == 0
+    assert any(line.startswith("* scripted ") for line in out.splitlines())
+    assert any(line.startswith("  vllm ") for line in out.splitlines())
+    _, out, _ = run("plugins", "list", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert rows["scripted"]["used"] is True
+    assert rows["scripted"]["package"].startswith("rag-appliance ")
+
+
+def test_plugins_list_works_without_a_configuration(run):
+    assert run("plugins", "list")[0] == 0
+
+
+def test_a_wrong_command_or_option_is_a_usage_error(run):
+    for arguments in (("nosuch",), ("check", "--nosuch"), ("serve", "--port", "70000"), ("serve", "--port", "http")):
+        code, _, err = run(*arguments)
+        assert code == 2
+        assert "Error: " in err
+
+
+def test_the_process_ends_with_that_code_too(tmp_path):
+    result = appliance("check", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: appliance.yaml does not exist")
+
+
+def test_the_command_is_installed(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "appliance", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert done.stdout.strip() == f"appliance, version {__version__}"
