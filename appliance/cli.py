@@ -77,10 +77,12 @@ def cli() -> None:
 
 @cli.command(epilog=examples("appliance serve", "appliance serve --config prod.yaml --port 9000"))
 @config_option
-@click.option("--host", help="Address to listen on; overrides server.host.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; overrides server.port.")
+@click.option("--host", help="Address to listen on, in place of server.host.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port to listen on, in place of server.port; 0 takes a free one."
+)
 def serve(config_path: Path, host: str | None, port: int | None) -> None:
-    """Start the models and serve the API until interrupted."""
+    """Start the models, then serve the API until Ctrl-C or SIGTERM."""
     from appliance.serve import run
 
     run(config_path, host=host, port=port)
@@ -90,7 +92,10 @@ def serve(config_path: Path, host: str | None, port: int | None) -> None:
 @config_option
 @json_option
 def check(config_path: Path, as_json: bool) -> None:
-    """Check the configuration and every plugin it lists, without starting anything."""
+    """Check the configuration and its plugins; start nothing.
+
+    Ends with exit code 1 and one line that says what to mend.
+    """
     from appliance.app import create_app
     from appliance.runtime import build
 
@@ -112,9 +117,9 @@ def check(config_path: Path, as_json: bool) -> None:
         )
 
 
-@cli.group("config")
+@cli.group("config", epilog=examples("appliance config show", "appliance config show --config prod.yaml --json"))
 def config_group() -> None:
-    """Look at the configuration."""
+    """Show the configuration in force."""
 
 
 @config_group.command("show", epilog=examples("appliance config show", "appliance config show --json"))
@@ -133,16 +138,16 @@ def config_show(config_path: Path, as_json: bool) -> None:
         click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
 
 
-@cli.group("plugins")
+@cli.group("plugins", epilog=examples("appliance plugins list", "appliance plugins list --json"))
 def plugins_group() -> None:
-    """Look at the plugins."""
+    """Show the plugins."""
 
 
 @plugins_group.command("list", epilog=examples("appliance plugins list", "appliance plugins list --json"))
 @config_option
 @json_option
 def plugins_list(config_path: Path, as_json: bool) -> None:
-    """List the installed plugins, and which of them the configuration uses."""
+    """List the installed plugins; a * marks those in use."""
     from appliance.plugins import installed
 
     used = load(config_path).plugins if config_path.exists() else ()

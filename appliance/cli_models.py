@@ -30,9 +30,9 @@ _config_option = click.option(
     type=click.Path(path_type=Path),
     default=Path("appliance.yaml"),
     show_default=True,
-    help="The configuration.",
+    help="The configuration file.",
 )
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def _examples(*lines: str) -> str:
@@ -55,11 +55,14 @@ def models() -> None:
     )
 )
 @click.argument("wanted", metavar="[NAME|SOURCE]...", nargs=-1)
-@click.option("--refresh", is_flag=True, help="Ask the source again, although a version is here.")
+@click.option("--refresh", is_flag=True, help="Ask the source again, even if a version is here.")
 @_config_option
 @_json_option
 def pull(wanted: tuple[str, ...], refresh: bool, config_path: Path, as_json: bool) -> None:
-    """Bring models to this machine: those named, or all of the configuration."""
+    """Fetch the models named, or all of the configuration.
+
+    NAME is a model of the configuration, SOURCE one such as hf:ORG/NAME. An interrupted pull can be repeated.
+    """
     config = load(config_path)
     store = model_store(config)
     sources = [_source(config, name) for name in wanted] or configured_sources(config)
@@ -72,11 +75,11 @@ def pull(wanted: tuple[str, ...], refresh: bool, config_path: Path, as_json: boo
 
 
 @models.command("list", epilog=_examples("appliance models list", "appliance models list --verify --json"))
-@click.option("--verify", is_flag=True, help="Read every file and compare it with its hash.")
+@click.option("--verify", is_flag=True, help="Compare every file with its hash; reads them all.")
 @_config_option
 @_json_option
 def list_(verify: bool, config_path: Path, as_json: bool) -> None:
-    """Show the models on this machine and those of the configuration that are not."""
+    """List the models here, and those still to be pulled."""
     config = load(config_path)
     store = model_store(config)
     rows = _rows(config, store)
@@ -93,7 +96,10 @@ def list_(verify: bool, config_path: Path, as_json: bool) -> None:
 @_config_option
 @_json_option
 def rm(wanted: tuple[str, ...], config_path: Path, as_json: bool) -> None:
-    """Delete pulled models, every version of them. Folders of file: sources stay."""
+    """Delete pulled models, every version of them.
+
+    The folders of file: sources stay.
+    """
     config = load(config_path)
     store = model_store(config)
     freed = {source: store.remove(source) for source in (_source(config, name) for name in wanted)}

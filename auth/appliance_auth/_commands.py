@@ -28,9 +28,9 @@ _config_option = click.option(
     type=click.Path(path_type=Path),
     default=Path("appliance.yaml"),
     show_default=True,
-    help="The configuration.",
+    help="The configuration file.",
 )
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def _examples(*lines: str) -> str:
@@ -82,13 +82,22 @@ def keys() -> None:
     )
 )
 @click.option("--name", default="unnamed", show_default=True, help="Whose key it is, or what for.")
-@click.option("--tenant", default="default", show_default=True, help="Whose data it reaches.")
+@click.option("--tenant", default="default", show_default=True, help="Tenant whose files and stores it reaches.")
 @click.option(
-    "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), help="What it may do [default: inference and files]."
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(SCOPES),
+    help="What it may do; can be repeated.  [default: inference, files]",
 )
-@click.option("--admin", is_flag=True, help="Everything, the same as --scope '*'.")
-@click.option("--model", "models", multiple=True, help="A model it may use [default: all].")
-@click.option("--expires", "expires_in", type=Lifetime(), help="When it ends, as in 30d [default: never].")
+@click.option("--admin", is_flag=True, help="It may do everything, as with --scope '*'.")
+@click.option("--model", "models", multiple=True, help="A model it may use; can be repeated.  [default: all]")
+@click.option(
+    "--expires",
+    "expires_in",
+    type=Lifetime(),
+    help="How long it is valid: a number and s, m, h, d or w, as in 30d.  [default: for ever]",
+)
 @_config_option
 @_json_option
 @_run
@@ -102,7 +111,10 @@ async def create(  # noqa: PLR0917 - click's options
     config_path: Path,
     as_json: bool,
 ) -> None:
-    """Make a key and print it. It is shown this once; only its digest is kept."""
+    """Make a key and print it, this once; only its digest is kept.
+
+    From the first key on, every request needs one.
+    """
     granted = ("*",) if admin else scopes or _DEFAULT_SCOPES
     async with KeyStore.open(config_path) as store:
         stored, text = await store.create(
@@ -120,7 +132,7 @@ async def create(  # noqa: PLR0917 - click's options
 @_json_option
 @_run
 async def list_(config_path: Path, as_json: bool) -> None:
-    """Show all keys, never their secrets."""
+    """List all keys, never their secrets."""
     async with KeyStore.open(config_path) as store:
         found = await store.list()
     if as_json:
@@ -138,7 +150,10 @@ async def list_(config_path: Path, as_json: bool) -> None:
 @_json_option
 @_run
 async def revoke(key_id: str, config_path: Path, as_json: bool) -> None:
-    """Make a key worthless, for good. A running server refuses it within seconds."""
+    """Make a key worthless, for good.
+
+    A running server refuses it within five seconds. IDs are those of keys list.
+    """
     async with KeyStore.open(config_path) as store:
         revoked = await store.revoke(key_id)
     click.echo(_json(_shown(revoked)) if as_json else f"Key {key_id} of {revoked.name} is revoked.")
