@@ -118,9 +118,7 @@ async def until(condition: Callable, within: float = 20.0) -> None:
 
 
 @asynccontextmanager
-async def stack(
-    folder: Path, embedder: ScriptedEmbedder | None = None, store: str = "memory"
-) -> AsyncIterator[Stack]:
+async def stack(folder: Path, embedder: ScriptedEmbedder | None = None, store: str = "memory") -> AsyncIterator[Stack]:
     made = Stack(folder, embedder or ScriptedEmbedder(), store)
     await made.start()
     try:

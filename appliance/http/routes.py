@@ -15,7 +15,7 @@ from appliance.http.guard import ACTION, PUBLIC
 from appliance.http.tools import HttpRequest
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest
 
-Handler = Callable[[HttpRequest], Awaitable[Response[bytes]]]
+Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _with_id(handler: Handler) -> Handler:
     """The same handler, its answers carrying the request's id."""
 
     @wraps(handler)
-    async def answered(request: HttpRequest) -> Response[bytes]:
+    async def answered(request: HttpRequest) -> Response[Any]:
         response = await handler(request)
         response.headers["x-request-id"] = request.scope["state"]["request_id"]
         return response

@@ -31,7 +31,7 @@ from appliance.knowledge.augment import scope_of
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.ranking import parse_ranking
 from appliance.storage import store_files, stores
-from appliance.storage.ids import new_id, now, now_us
+from appliance.storage.ids import now
 from appliance.storage.tables import StoreFile, VectorStore
 from appliance.types import Passage, Search
 from appliance.wire import decoder
@@ -52,10 +52,11 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_create)
     check_keys(body.metadata, "metadata")
     sizes = chunk_sizes(body.chunking_strategy, services.config)
-    row = new_store(
+    embedder = services.config.embedding_model()
+    row = stores.new(
         principal(request).tenant,
         body.name or "",
-        services.config,
+        embedder.name if embedder else None,
         description=body.description,
         metadata=body.metadata or {},
         expires_days=body.expires_after.days if body.expires_after else None,
@@ -68,31 +69,6 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
         found = await _object(session, row)
     ingestion.wake()
     return answer(found)
-
-
-def new_store(
-    tenant: str,
-    name: str,
-    config: Config,
-    *,
-    description: str | None = None,
-    metadata: Mapping[str, str] | None = None,
-    expires_days: int | None = None,
-) -> VectorStore:
-    """A row for a new store, which the configured embedding model will fill."""
-    embedder = config.embedding_model()
-    return VectorStore(
-        id=new_id("vs_"),
-        tenant=tenant,
-        name=name,
-        description=description,
-        labels=dict(metadata or {}),
-        expires_days=expires_days,
-        last_active_at=now(),
-        embedder=embedder.name if embedder else None,
-        removing=False,
-        created_us=now_us(),
-    )
 
 
 async def list_stores(request: HttpRequest) -> Response[bytes]:

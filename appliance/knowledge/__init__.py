@@ -1,0 +1,1 @@
+"""Retrieval: ingestion, search, and the passages put before the model."""

@@ -148,7 +148,8 @@ def _passages(
 ) -> list[Passage]:
     """The best; without files that are half indexed or on their way out."""
     passages: list[Passage] = []
-    for chunk_id in sorted(scores, key=lambda chunk_id: (-scores[chunk_id], chunk_id)):
+    # Of two that one leg each puts at the same rank, the one that shares a word with the query comes first.
+    for chunk_id in sorted(scores, key=lambda chunk_id: (-scores[chunk_id], not found[chunk_id].matched, chunk_id)):
         item = found[chunk_id]
         name = names.get((item.store_id, item.hit.chunk.file_id))
         if name is not None and scores[chunk_id] >= search.score_threshold and len(passages) < search.limit:

@@ -14,11 +14,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, event, make_url, text
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy import Column, Connection, MetaData, String, Table, event, inspect, make_url, select, text
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from appliance.errors import ConfigError, OutOfSpace, StartError, Unavailable
+from appliance.storage.tables import Base
 
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 HEAD = "0001"
 """The schema revision this code works with; the newest file in ``migrations/versions``."""
 BUSY_SECONDS = 15.0
+_VERSIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 _FULL = ("database or disk is full", "No space left", "disk quota")
 
 
@@ -86,18 +88,33 @@ class Database:
     async def _revision(self) -> str | None:
         assert self._engine is not None  # noqa: S101 - start() made it
         async with self._engine.connect() as connection:
-            try:
-                found: str | None = await connection.scalar(text("SELECT version_num FROM alembic_version"))
-            except (OperationalError, ProgrammingError):
-                return None  # a new database
-        return found
+            return await connection.run_sync(_revision)
 
     async def _migrate(self) -> None:
-        from appliance.storage.migrations.run import upgrade  # alembic costs 0.3 s, so only where it is needed
-
         assert self._writer is not None  # noqa: S101 - start() made it
         async with self._writer.begin() as connection:
-            await connection.run_sync(upgrade)
+            await connection.run_sync(_bring_up_to_date)
+
+
+def _revision(connection: Connection) -> str | None:
+    """The schema's revision, empty where there is a history without one; ``None`` for a new database."""
+    if not inspect(connection).has_table(_VERSIONS.name):
+        return None
+    found: str | None = connection.scalar(select(_VERSIONS.c.version_num))
+    return found or ""
+
+
+def _bring_up_to_date(connection: Connection) -> None:
+    """Make a new schema at once, or migrate an old one; another process may have been faster."""
+    present = _revision(connection)
+    if present is None:
+        Base.metadata.create_all(connection)
+        _VERSIONS.create(connection)
+        connection.execute(_VERSIONS.insert().values(version_num=HEAD))
+    elif present != HEAD:
+        from appliance.storage.migrations.run import upgrade  # alembic costs 0.3 s and 15 MB: only where it is needed
+
+        upgrade(connection)
 
 
 def _engine(url: str) -> AsyncEngine:

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import Conflict, NotFound
 from appliance.storage import paging
-from appliance.storage.ids import now
+from appliance.storage.ids import new_id, now, now_us
 from appliance.storage.tables import StoreFile, VectorStore
 
 _TOUCH_SECONDS = 60
@@ -31,6 +31,30 @@ class Counts:
     def total(self) -> int:
         """All files."""
         return self.in_progress + self.completed + self.failed + self.cancelled
+
+
+def new(
+    tenant: str,
+    name: str,
+    embedder: str | None,
+    *,
+    description: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    expires_days: int | None = None,
+) -> VectorStore:
+    """A row for a new store, which the model named ``embedder`` will fill."""
+    return VectorStore(
+        id=new_id("vs_"),
+        tenant=tenant,
+        name=name,
+        description=description,
+        labels=dict(metadata or {}),
+        expires_days=expires_days,
+        last_active_at=now(),
+        embedder=embedder,
+        removing=False,
+        created_us=now_us(),
+    )
 
 
 async def get(session: AsyncSession, tenant: str, store_id: str) -> VectorStore:

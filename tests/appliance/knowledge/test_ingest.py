@@ -34,7 +34,12 @@ async def test_an_attached_file_becomes_searchable_and_its_job_goes(made) -> Non
     assert (row.status, row.chunks) == ("completed", 1)
     assert row.usage_bytes == len("the zebrafinch sings at dawn") + made.embedder.dimensions * 4
     (found,) = await made.search(store, "zebrafinch")
-    assert (found.file_id, found.filename, found.matched, found.attributes) == (file, "birds.txt", True, {"kind": "bird"})
+    assert (found.file_id, found.filename, found.matched, found.attributes) == (
+        file,
+        "birds.txt",
+        True,
+        {"kind": "bird"},
+    )
     assert found.chunk_id == f"{file}:{row.version}:0"
     assert await jobs_left(made) == 0
 

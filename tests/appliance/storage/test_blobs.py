@@ -1,9 +1,9 @@
 """File bytes on the disk: whole or not at all."""
 
+import asyncio
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -40,9 +40,13 @@ async def test_a_committed_blob_is_there_private_and_complete(blobs, tmp_path) -
 
 
 async def test_an_abandoned_blob_leaves_nothing(blobs, tmp_path) -> None:
-    with pytest.raises(RuntimeError, match="gone"), blobs.writer() as writer:
-        await writer.write(b"x" * 2_000_000)
-        raise RuntimeError("gone")
+    async def fail() -> None:
+        with blobs.writer() as writer:
+            await writer.write(b"x" * 2_000_000)
+            raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        await fail()
     assert leftovers(tmp_path) == []
     assert not blobs.path("file-abc").exists()
 
@@ -53,8 +57,8 @@ async def test_a_sweep_spares_uploads_under_way_and_removes_those_of_the_dead(bl
         f"w = BlobStore(pathlib.Path({str(tmp_path / 'files')!r})).writer()\n"
         "asyncio.run(w.write(b'x' * 2_000_000))\nos.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=30)
-    assert done.returncode == -signal.SIGKILL
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
     with blobs.writer() as mine:
         assert len(leftovers(tmp_path)) == 2
         assert blobs.sweep() == 1
@@ -68,9 +72,10 @@ async def test_a_full_disk_is_507_and_leaves_nothing(blobs, tmp_path, monkeypatc
     def full(fd: int, data: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OutOfSpace), blobs.writer() as writer:
+    with blobs.writer() as writer:
         monkeypatch.setattr(os, "write", full)
-        await writer.write(b"x" * 2_000_000)
+        with pytest.raises(OutOfSpace):
+            await writer.write(b"x" * 2_000_000)
     assert leftovers(tmp_path) == []
 
 

@@ -30,36 +30,61 @@ def a_file(number: int) -> File:
     )
 
 
-async def test_the_migrations_make_exactly_the_tables_that_the_code_declares(tmp_path) -> None:
+def test_the_migrations_make_exactly_the_tables_that_the_code_declares(tmp_path) -> None:
+    from alembic import command
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
-    from appliance.storage.migrations.run import settings
+    from appliance.storage.migrations.run import settings, upgrade
 
-    database = Database(url(tmp_path))
-    await database.start()
-    await database.stop()
-    engine = create_engine(f"sqlite:///{tmp_path / 'db' / 'appliance.db'}")
-    with engine.connect() as connection:
+    engine = create_engine(f"sqlite:///{tmp_path / 'appliance.db'}")
+    with engine.begin() as connection:
+        upgrade(connection)
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
         assert ScriptDirectory.from_config(settings(connection)).get_current_head() == HEAD
         assert set(inspect(connection).get_table_names()) == {*Base.metadata.tables, "alembic_version"}
+        command.downgrade(settings(connection), "base")
+        assert set(inspect(connection).get_table_names()) == {"alembic_version"}
     engine.dispose()
 
 
-async def test_a_second_start_needs_no_alembic(tmp_path) -> None:
-    first = Database(url(tmp_path))
-    await first.start()
-    await first.stop()
+async def test_a_new_database_is_made_at_the_newest_revision(tmp_path) -> None:
+    database = Database(url(tmp_path))
+    await database.start()
+    async with database.session(write=False) as session:
+        assert await session.scalar(text("SELECT version_num FROM alembic_version")) == HEAD
+    await database.stop()
+
+
+async def test_an_old_database_is_migrated_at_the_start(tmp_path) -> None:
+    from alembic import command
+
+    from appliance.storage.migrations.run import settings, upgrade
+
+    (tmp_path / "db").mkdir()
+    engine = create_engine(f"sqlite:///{tmp_path / 'db' / 'appliance.db'}")
+    with engine.begin() as connection:
+        upgrade(connection)
+        command.downgrade(settings(connection), "base")
+    engine.dispose()
+    database = Database(url(tmp_path))
+    await database.start()
+    async with database.session() as session:
+        session.add(a_file(1))
+    await database.stop()
+
+
+def test_a_start_needs_no_alembic(tmp_path) -> None:
     code = (
         "import asyncio, sys\nfrom appliance.storage.database import Database\n"
         f"async def main():\n d = Database({url(tmp_path)!r})\n await d.start()\n await d.ping()\n await d.stop()\n"
         "asyncio.run(main())\nassert 'alembic' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
 
 
 async def test_two_processes_may_make_the_schema_at_once(tmp_path) -> None:
@@ -112,11 +137,15 @@ async def test_two_writers_wait_for_each_other_instead_of_failing(tmp_path) -> N
 async def test_an_exception_takes_the_whole_block_back(tmp_path) -> None:
     database = Database(url(tmp_path))
     await database.start()
-    with pytest.raises(RuntimeError, match="no"):
+
+    async def fail() -> None:
         async with database.session() as session:
             session.add(a_file(1))
             await session.flush()
             raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        await fail()
     async with database.session(write=False) as session:
         assert await session.get(File, "file-1") is None
     await database.stop()

@@ -1,0 +1,137 @@
+"""Vector stores that the configuration asks for: made at the first start and kept in step with their files.
+
+A file is known by its name (relative to the configuration) and its content. A changed file is attached anew, and the
+old one is removed once the new one is queued; a file that is gone from the folder is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import mimetypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+
+from appliance.config import Config, StoreConfig
+from appliance.errors import ApplianceError
+from appliance.knowledge.api import Knowledge
+from appliance.storage import files, store_files, stores
+from appliance.storage.blobs import BlobStore
+from appliance.storage.database import Database
+from appliance.storage.ids import new_id, now_us
+from appliance.storage.tables import File, StoreFile
+
+log = logging.getLogger("appliance.seeds")
+TENANT = "default"
+PURPOSE = "configuration"
+"""The purpose of files that the configuration brought; clients cannot give it."""
+_READ_BYTES = 1 << 20
+
+
+@dataclass
+class Seeder:
+    """Keeps the configured stores in step."""
+
+    config: Config
+    database: Database
+    blobs: BlobStore
+    knowledge: Knowledge
+
+    async def run(self) -> None:
+        """Do it for every configured store. Files that cannot be read are logged, never fatal."""
+        for store in self.config.retrieval.stores:
+            try:
+                await self._seed(store)
+            except ApplianceError as error:
+                log.warning("store %s is not up to date: %s", store.name, error)
+
+    async def _seed(self, wanted: StoreConfig) -> None:
+        store_id = await self._store(wanted.name)
+        present = await self._present(store_id)
+        kept: set[str] = set()
+        for path in await asyncio.to_thread(matching, Path(self.config.folder), wanted.paths):
+            name = path.relative_to(Path(self.config.folder).resolve()).as_posix()[-255:]
+            digest = await asyncio.to_thread(_digest, path)
+            known = next((row.id for row in present if (row.filename, row.sha256) == (name, digest)), None)
+            kept.add(known or await self._add(store_id, path, name))
+        for row in present:
+            if row.id not in kept:
+                await self._remove(store_id, row.id)
+        self.knowledge.wake()
+
+    async def _store(self, name: str) -> str:
+        async with self.database.session() as session:
+            row = await stores.by_name(session, TENANT, name)
+            if row is None:
+                embedder = self.config.embedding_model()
+                row = stores.new(TENANT, name, embedder.name if embedder else None)
+                session.add(row)
+        return row.id
+
+    async def _present(self, store_id: str) -> Sequence[File]:
+        """The uploads of this store that came from here: those whose purpose says so."""
+        query = select(File).join(StoreFile, StoreFile.file_id == File.id)
+        query = query.where(StoreFile.store_id == store_id, File.tenant == TENANT, File.purpose == PURPOSE)
+        async with self.database.session(write=False) as session:
+            return (await session.scalars(query)).all()
+
+    async def _add(self, store_id: str, path: Path, name: str) -> str:
+        file_id = new_id("file-")
+        with self.blobs.writer() as writer, path.open("rb") as source:
+            while data := await asyncio.to_thread(source.read, _READ_BYTES):
+                await writer.write(data)
+            await writer.commit(file_id)
+        row = File(
+            id=file_id,
+            tenant=TENANT,
+            filename=name,
+            purpose=PURPOSE,
+            media_type=mimetypes.guess_type(name)[0],
+            bytes=writer.size,
+            sha256=writer.sha256,
+            created_us=now_us(),
+        )
+        retrieval = self.config.retrieval
+        async with self.database.session() as session:
+            session.add(row)
+            await session.flush()
+            await store_files.attach(
+                session,
+                TENANT,
+                store_id,
+                file_id,
+                attributes={},
+                chunk_size=retrieval.chunk_size,
+                chunk_overlap=retrieval.chunk_overlap,
+            )
+        return file_id
+
+    async def _remove(self, store_id: str, file_id: str) -> None:
+        await self.knowledge.remove_file(store_id, file_id)
+        async with self.database.session() as session:
+            if await files.stores_of(session, TENANT, file_id):
+                return  # a client attached it elsewhere
+            await files.remove(session, TENANT, file_id)
+        self.blobs.remove(file_id)
+
+
+def matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """The files that the patterns match, each once, in order; none outside of ``folder``, not even by a link."""
+    root = folder.resolve()
+    found: set[Path] = set()
+    for pattern in patterns:
+        matched = {path.resolve() for path in root.glob(pattern.removeprefix(f"{root}/").lstrip("/")) if path.is_file()}
+        inside = {path for path in matched if path.is_relative_to(root)}
+        if not inside:
+            log.warning("retrieval.stores: %s matches no file below %s; check the pattern", pattern, root)
+        found |= inside
+    return sorted(found)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
