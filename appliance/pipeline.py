@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from appliance.errors import ApplianceError, RequestError, Unauthenticated
+from appliance.errors import ApplianceError, BadRequest, RequestError, Unauthenticated
 from appliance.filtering import Filters
-from appliance.knowledge.augment import Retriever
+from appliance.knowledge.augment import Retriever, file_search_tools
 from appliance.protocols import Admitter, Authenticator, Authorizer, Recorder, Telemetry, TraceSpan
 from appliance.streams import cited, observed
 from appliance.telemetry import NoTelemetry, finish_span
@@ -107,8 +107,12 @@ class Pipeline:
 
     async def _retrieve(self, call: Call, span: TraceSpan) -> Call:
         """Search, filter what was found, put it before the model."""
-        search = self.retriever.search_of(call, self.models) if self.retriever else None
-        if self.retriever is None or search is None:
+        if self.retriever is None:
+            if file_search_tools(call.request):
+                raise BadRequest("documents are not searched here; set retrieval.vector_store", param="tools")
+            return call
+        search = self.retriever.search_of(call, self.models)
+        if search is None:
             return call
         step = self.telemetry.start_step(span, "retrieval", {"gen_ai.operation.name": "retrieval"})
         try:

@@ -16,6 +16,7 @@ from appliance.errors import ApplianceError, ConfigError, StartError
 from appliance.filtering import Filters
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import Retriever
+from appliance.knowledge.seeds import Seeder
 from appliance.knowledge.stores import StoreDirectory
 from appliance.models.registry import Models, build_models
 from appliance.models.store import ModelStore
@@ -75,6 +76,8 @@ class Runtime:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if self.knowledge and self.config.retrieval.stores:
+            await Seeder(self.config, self.database, self.blobs, self.knowledge).run()
 
     async def stop(self) -> None:
         """Stop everything, in reverse; safe to call twice."""
@@ -176,6 +179,8 @@ def _knowledge(
         raise ConfigError(
             f"retrieval.vector_store: no listed plugin provides {config.retrieval.vector_store}; list one under plugins"
         )
+    if config.retrieval.vector_store and not plugins.chunkers():
+        raise ConfigError("plugins: retrieval needs a chunker; list tokens under plugins")
     _check_embedders(config, plugins)
     if in_process:
         from appliance.knowledge.local import LocalKnowledge

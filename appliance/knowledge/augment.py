@@ -48,22 +48,18 @@ class Retriever:
                     f"model {call.model} searches documents and answers chats only; use /v1/chat/completions"
                 )
             return None
-        tools = [tool for tool in request.tools or [] if tool.get("type") == "file_search"]
+        tools = file_search_tools(request)
         if not tools and not bound.vector_stores:
             return None
         return self._search(_read_tools(tools), bound.vector_stores, bound.max_num_results, _question(request))
 
-    def _search(
-        self, tools: list[FileSearch], bound: Sequence[str], bound_limit: int | None, question: str
-    ) -> Search | None:
-        if not question:
-            return None
+    def _search(self, tools: list[FileSearch], bound: Sequence[str], bound_limit: int | None, question: str) -> Search:
         ids = dict.fromkeys([*(id_ for tool in tools for id_ in tool.vector_store_ids), *bound])
         ranking = next((parse_ranking(t.ranking_options) for t in tools if t.ranking_options), RankingOptions())
         limits = [tool.max_num_results for tool in tools if tool.max_num_results]
         return Search(
             store_ids=tuple(ids),
-            queries=(question,),
+            queries=(question,) if question else (),
             limit=max(limits, default=bound_limit or self._config.max_num_results),
             where=next((parse_filter(tool.filters, "tools.filters") for tool in tools if tool.filters), None),
             **ranking.as_search(),
@@ -76,6 +72,8 @@ class Retriever:
             NotFound: a store does not exist for this caller. RetrievalUnavailable
         """
         ids = await self._stores.resolve(call.principal.tenant, search.store_ids)
+        if not search.queries:
+            return []
         found = await self._knowledge.search(msgspec.structs.replace(search, store_ids=ids), scope_of(call.principal))
         relevant = [
             p for p in found if p.similarity is None or p.similarity >= self._config.min_similarity or p.matched
@@ -85,7 +83,7 @@ class Retriever:
     def augment(self, call: Call, passages: Sequence[Passage]) -> Call:
         """The call with passages before the last user message, and without the ``file_search`` tool."""
         request: ChatRequest = call.request
-        tools = [tool for tool in request.tools or [] if tool.get("type") != "file_search"]
+        tools = [tool for tool in request.tools or [] if not _is_search(tool)]
         changed = msgspec.structs.replace(
             request,
             messages=_with_sources(request.messages, framed(passages)),
@@ -93,6 +91,15 @@ class Retriever:
             tool_choice=_tool_choice(request.tool_choice, tools),
         )
         return msgspec.structs.replace(call, request=changed, passages=tuple(passages))
+
+
+def file_search_tools(request: object) -> list[dict[str, Any]]:
+    """The ``file_search`` tools of a request; only chats have any."""
+    return [tool for tool in request.tools or [] if _is_search(tool)] if isinstance(request, ChatRequest) else []
+
+
+def _is_search(tool: dict[str, Any]) -> bool:
+    return tool.get("type") == "file_search"
 
 
 def scope_of(principal: Principal) -> Scope:
@@ -107,7 +114,10 @@ def _read_tools(tools: list[dict[str, Any]]) -> list[FileSearch]:
         try:
             search = msgspec.convert(tool, FileSearch)
         except msgspec.ValidationError as error:
-            raise invalid_field(error) from None
+            found = invalid_field(error)
+            raise BadRequest(
+                f"tools: file_search: {found}", param=f"tools.{found.param}" if found.param else "tools"
+            ) from None
         if not search.vector_store_ids:
             raise BadRequest("the file_search tool needs vector_store_ids", param="tools.vector_store_ids")
         searches.append(search)

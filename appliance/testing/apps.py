@@ -49,15 +49,21 @@ async def serving(app: Litestar) -> AsyncIterator[str]:
                 app, log_config=None, access_log=False, ws="none", lifespan="on", timeout_graceful_shutdown=2
             )
         )
-        task = asyncio.create_task(server._serve(sockets=[listener]))  # noqa: SLF001 - serve() would take over signals
+        task = asyncio.create_task(_serve(server, listener))
         try:
             async with asyncio.timeout(60):
                 while not server.started:
                     if task.done():
                         await task
-                        raise RuntimeError("the app did not start; its log says why")
                     await asyncio.sleep(0.01)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             await asyncio.wait_for(task, 30)
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    try:
+        await server._serve(sockets=[listener])  # serve() would take over signals
+    except SystemExit:
+        raise RuntimeError("the app did not start; its log says why") from None

@@ -118,6 +118,10 @@ FAILURES = {
         "models: [{name: e, embedder: onnx}]\nretrieval: {vector_store: nosuch}",
         "error: retrieval.vector_store: no listed plugin provides nosuch",
     ),
+    "no chunker": (
+        "plugins: [memory, onnx]\nmodels: [{name: e, embedder: onnx}]\nretrieval: {vector_store: memory}",
+        "error: plugins: retrieval needs a chunker; list tokens under plugins",
+    ),
 }
 
 

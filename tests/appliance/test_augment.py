@@ -1,0 +1,203 @@
+"""The retrieve step: what is searched, what reaches the model, and that the client's own tools stay."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from appliance.config import RetrievalConfig
+from appliance.knowledge.augment import Retriever, scope_of
+from appliance.knowledge.framing import NOTHING_FOUND
+from appliance.plugin import Principal, Scope
+from appliance.testing.scripted_embedder import ScriptedEmbedder
+from appliance.wire import message_text
+from loopback import assert_openai_error
+from steps import PASSAGE
+
+OWN_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+SEARCH_TOOL = {"type": "file_search", "vector_store_ids": ["vs_1"]}
+CHOICE = {"type": "function", "function": {"name": "weather"}}
+FORMAT = {"type": "json_object"}
+CONFIG = {
+    "plugins": ["memory", "tokens"],
+    "models": [
+        {"name": "m", "engine": "scripted"},
+        {"name": "words", "embedder": "scripted_embedder"},
+        {"name": "docs", "alias_of": "m", "vector_stores": ["manual"], "max_num_results": 3},
+    ],
+    "retrieval": {"vector_store": "memory"},
+}
+
+
+class Library:
+    """Knowledge and store directory that answer with these passages and note what was asked."""
+
+    def __init__(self, passages=(PASSAGE,)) -> None:
+        self.passages = list(passages)
+        self.searches: list = []
+        self.scopes: list[Scope] = []
+
+    async def resolve(self, tenant, references):
+        return tuple(references)
+
+    async def search(self, search, scope):
+        self.searches.append(search)
+        self.scopes.append(scope)
+        return self.passages
+
+
+@pytest.fixture
+def reading(box, tmp_path):
+    """``async with reading(library) as b``: an app whose retriever is over the library."""
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def reading(library: Library, **settings):
+        async with box(None, CONFIG, scripted_embedder=ScriptedEmbedder()) as b:
+            b.runtime.pipeline.retriever = Retriever(library, library, RetrievalConfig(**settings))
+            yield b
+
+    return reading
+
+
+async def seen(b, **fields):
+    """The request that reached the engine."""
+    response = await b.chat(**fields)
+    assert response.status_code == 200, response.text
+    return b.engine.diaries[-1].call.request
+
+
+async def test_the_search_tool_is_taken_out_and_everything_of_the_client_stays(reading):
+    async with reading(Library()) as b:
+        request = await seen(b, tools=[SEARCH_TOOL, OWN_TOOL], tool_choice=CHOICE, response_format=FORMAT, seed=7)
+    assert request.tools == [OWN_TOOL]
+    assert (request.tool_choice, request.response_format, request.seed) == (CHOICE, FORMAT, 7)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "file_search"}, None])
+async def test_a_choice_among_no_tools_is_dropped_with_the_last_of_them(reading, choice):
+    async with reading(Library()) as b:
+        request = await seen(b, tools=[SEARCH_TOOL], tool_choice=choice)
+    assert (request.tools, request.tool_choice) == (None, None)
+
+
+async def test_choosing_the_search_leaves_the_client_s_tools_to_the_model(reading):
+    async with reading(Library()) as b:
+        request = await seen(b, tools=[SEARCH_TOOL, OWN_TOOL], tool_choice={"type": "file_search"})
+    assert (request.tools, request.tool_choice) == ([OWN_TOOL], None)
+
+
+async def test_sources_go_into_the_system_message_and_the_conversation_stays(reading):
+    history = [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "hi"},
+        {"role": "user", "content": "What colour is the sky?"},
+    ]
+    library = Library()
+    async with reading(library) as b:
+        with_system = await seen(b, messages=history, tools=[SEARCH_TOOL])
+        without = await seen(b, messages=history[1:], tools=[SEARCH_TOOL])
+    for request in (with_system, without):
+        system, *rest = request.messages
+        assert system.role == "system"
+        assert PASSAGE.text in message_text(system)
+        assert [message_text(m) for m in rest] == ["hello", "hi", "What colour is the sky?"]
+    assert message_text(with_system.messages[0]).startswith("Be brief.\n\n")
+    assert library.searches[0].queries == ("What colour is the sky?",)
+
+
+async def test_a_model_alias_searches_its_stores_by_name_alone(reading):
+    library = Library()
+    async with reading(library) as b:
+        request = await seen(b, model="docs")
+        assert PASSAGE.text in message_text(request.messages[0])
+        assert (await b.chat(model="docs")).json()["choices"][0]["message"]["annotations"]
+        await seen(b, model="docs", tools=[SEARCH_TOOL | {"max_num_results": 9}])
+        await seen(b)
+    assert [s.store_ids for s in library.searches] == [("manual",), ("manual",), ("vs_1", "manual")]
+    assert [s.limit for s in library.searches] == [3, 3, 9]
+
+
+async def test_a_model_with_stores_answers_chats_only(reading):
+    async with reading(Library()) as b:
+        response = await b.client.post("/v1/completions", json={"model": "docs", "prompt": "x"})
+        assert "use /v1/chat/completions" in assert_openai_error(response, 400)["message"]
+
+
+async def test_an_empty_question_searches_nothing_and_the_tool_does_not_reach_the_engine(reading):
+    library = Library()
+    async with reading(library) as b:
+        request = await seen(b, messages=[{"role": "user", "content": " "}], tools=[SEARCH_TOOL])
+    assert library.searches == []
+    assert request.tools is None
+    assert NOTHING_FOUND in message_text(request.messages[0])
+
+
+async def test_without_retrieval_the_search_tool_is_refused_with_the_fix(box):
+    async with box() as b:
+        error = assert_openai_error(await b.chat(tools=[SEARCH_TOOL]), 400, "tools")
+        assert "retrieval.vector_store" in error["message"]
+
+
+BAD_TOOLS = [
+    ({"type": "file_search"}, "tools.vector_store_ids"),
+    ({"type": "file_search", "vector_store_ids": []}, "tools.vector_store_ids"),
+    (SEARCH_TOOL | {"vector_store_ids": "vs_1"}, "tools.vector_store_ids"),
+    (SEARCH_TOOL | {"vector_store_ids": [5]}, "tools.vector_store_ids[0]"),
+    (SEARCH_TOOL | {"max_num_results": 0}, "tools.max_num_results"),
+    (SEARCH_TOOL | {"max_num_results": 51}, "tools.max_num_results"),
+    (SEARCH_TOOL | {"filters": "x"}, "tools.filters"),
+    (SEARCH_TOOL | {"filters": {"type": "nosuch"}}, None),
+    (SEARCH_TOOL | {"ranking_options": {"score_threshold": "high"}}, None),
+]
+
+
+@pytest.mark.parametrize(("tool", "param"), BAD_TOOLS, ids=range(len(BAD_TOOLS)))
+async def test_a_bad_search_tool_is_400_and_named(reading, tool, param):
+    async with reading(Library()) as b:
+        error = assert_openai_error(await b.chat(tools=[tool]), 400, param)
+        assert error["param"]
+        assert b.engine.diaries == []
+
+
+async def test_passages_that_have_nothing_to_do_with_the_question_are_left_out(reading):
+    near = msgspec.structs.replace(PASSAGE, text="near", matched=False, similarity=0.4)
+    far = msgspec.structs.replace(PASSAGE, text="far away", matched=False, similarity=0.1)
+    by_word = msgspec.structs.replace(PASSAGE, text="by word", matched=True, similarity=0.1)
+    async with reading(Library([near, far, by_word]), min_similarity=0.3) as b:
+        request = await seen(b, tools=[SEARCH_TOOL])
+    system = message_text(request.messages[0])
+    assert "near" in system
+    assert "by word" in system
+    assert "far away" not in system
+
+
+async def test_passages_stop_at_the_limit_of_characters_but_there_is_always_one(reading):
+    passages = [msgspec.structs.replace(PASSAGE, text=letter * 60) for letter in "xyz"]
+    async with reading(Library(passages), max_context_characters=125) as b:
+        system = message_text((await seen(b, tools=[SEARCH_TOOL])).messages[0])
+    assert ["x" * 60 in system, "y" * 60 in system, "z" * 60 in system] == [True, True, False]
+    async with reading(Library(passages), max_context_characters=5) as b:
+        system = message_text((await seen(b, tools=[SEARCH_TOOL])).messages[0])
+    assert ["x" * 60 in system, "y" * 60 in system] == [True, False]
+
+
+async def test_a_search_has_the_caller_s_rights():
+    principal = Principal(id="alice", tenant="team", groups=("staff", "admins"))
+    assert scope_of(principal) == Scope("team", ("*", "user:alice", "group:staff", "group:admins"))
+
+
+async def test_the_passages_of_the_retrieval_filter_are_what_the_model_sees(reading):
+    from inline import InputHook
+
+    class Nothing(InputHook):
+        async def filter_passages(self, call, passages):
+            return []
+
+    async with reading(Library()) as b:
+        b.runtime.pipeline.filters = type(b.runtime.pipeline.filters)(inputs=[("none", Nothing())])
+        request = await seen(b, tools=[SEARCH_TOOL])
+        answer = (await b.chat(tools=[SEARCH_TOOL])).json()
+    assert PASSAGE.text not in message_text(request.messages[0])
+    assert "annotations" not in answer["choices"][0]["message"]

@@ -1,0 +1,123 @@
+"""Citations come from retrieval, by the markers in the answer, however the answer is cut into chunks (case O-27)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.knowledge.citations import Citations
+from appliance.types import Passage
+from inline import GeneratorEngine, delta, engine_plugin
+from loopback import chunks_of, text_of
+from steps import OWN_MODEL, PASSAGE, SEARCHING, Steps
+
+
+def passage(number: int, text: str = "", filename: str = "same.txt") -> Passage:
+    return Passage(
+        chunk_id=f"c{number}",
+        store_id="vs_1",
+        file_id=f"file_{number}",
+        filename=filename,
+        text=text or f"fact {number}",
+        score=1,
+    )
+
+
+PASSAGES = [passage(i) for i in range(1, 13)]
+
+
+def cited(*pieces: str, passages: list[Passage] = PASSAGES) -> list[tuple[str, int]]:
+    citations = Citations(passages)
+    for piece in pieces:
+        citations.read(piece)
+    return [(a["file_id"], a["index"]) for a in citations.annotations()]
+
+
+def test_o27_markers_cite_the_passages_of_their_numbers_at_their_places():
+    text = "One [2]. Two [12] and again [2]."
+    assert cited(text) == [("file_2", text.index("[2]") + 3), ("file_12", text.index("[12]") + 4)]
+
+
+def test_o27_markers_of_nothing_are_ignored():
+    text = "[99] [0] [13] [x] [] [1"
+    assert cited(text) == cited("." * len(text))
+    assert [file for file, _ in cited("[99]")] == [p.file_id for p in PASSAGES]
+    assert cited("[99] then [3]") == [("file_3", 13)]
+
+
+def test_o27_an_answer_without_markers_cites_every_passage_at_its_end():
+    assert cited("done", passages=PASSAGES[:2]) == [("file_1", 4), ("file_2", 4)]
+
+
+def test_o27_without_passages_there_is_no_citation():
+    assert cited("see [1]", passages=[]) == []
+
+
+def test_an_annotation_is_openai_s_with_a_quote_of_the_original_text():
+    citations = Citations([passage(1, "<b>[INST]" + "x" * 500)])
+    citations.read("[1]")
+    (annotation,) = citations.annotations()
+    assert annotation == {
+        "type": "file_citation", "file_id": "file_1", "filename": "same.txt", "index": 3, "quote": "<b>[INST]" + "x" * 291,
+    }  # fmt: skip
+
+
+@given(text=st.text(alphabet="[]0123 aü😀", max_size=40), cuts=st.lists(st.integers(0, 40), max_size=6))
+def test_o27_any_cutting_into_chunks_gives_the_same_citations(text, cuts):
+    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    assert cited(*pieces) == cited(text)
+    assert all(0 <= index <= len(text) for _, index in cited(text))
+
+
+EXPECTED = {"type": "file_citation", "file_id": "file_1", "filename": "facts.txt", "index": 15, "quote": PASSAGE.text}
+
+
+async def test_o27_plain_and_streamed_answers_carry_the_same_annotations(box):
+    steps = Steps()
+    async with box(None, OWN_MODEL, **steps.plugins()) as b:
+        b.runtime.pipeline.retriever = steps.retriever()
+        plain = await b.openai.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "colour?"}], extra_body=SEARCHING
+        )
+        streamed = await b.chat(stream=True, **SEARCHING)
+    assert plain.choices[0].message.annotations[0].model_dump()["file_id"] == "file_1"
+    assert plain.choices[0].message.model_dump(exclude_unset=True)["annotations"] == [EXPECTED]
+    *others, last = chunks_of(streamed.content)
+    assert last["choices"][0]["delta"]["annotations"] == [EXPECTED]
+    assert all("annotations" not in str(chunk) for chunk in others)
+
+
+async def test_o27_each_choice_has_its_own_annotations(box):
+    async def play(call):
+        for index, text in ((0, "a [1"), (1, "b"), (0, "]"), (1, " [1]")):
+            chunk = delta(text)
+            chunk.body["choices"][0]["index"] = index
+            yield chunk
+        for index in (0, 1):
+            chunk = delta("", "stop")
+            chunk.body["choices"][0]["index"] = index
+            yield chunk
+
+    steps = Steps()
+    plugins = steps.plugins() | {"own": engine_plugin(GeneratorEngine(play))}
+    async with box(None, OWN_MODEL, **plugins) as b:
+        b.runtime.pipeline.retriever = steps.retriever()
+        raw = (await b.chat(stream=True, n=2, **SEARCHING)).content
+    assert [text_of(raw, i) for i in (0, 1)] == ["a [1]", "b [1]"]
+    ends = [c for chunk in chunks_of(raw) for c in chunk["choices"] if c["finish_reason"]]
+    assert [c["delta"]["annotations"][0]["index"] for c in ends] == [5, 5]
+
+
+async def test_an_answer_without_search_has_no_annotations(box):
+    async with box() as b:
+        assert "annotations" not in (await b.chat()).text
+
+
+@pytest.mark.parametrize("text", ["[1]" * 2000, "[" * 10_000, "[1" * 10_000])
+def test_long_runs_of_brackets_are_read_in_linear_time(text):
+    citations = Citations(PASSAGES)
+    for start in range(0, len(text), 7):
+        citations.read(text[start : start + 7])
+    assert citations.annotations()
