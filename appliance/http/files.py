@@ -43,12 +43,13 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
             sha256="",
             created_us=now_us(),
         )
-        await writer.commit(file_id)
-        row.sha256 = writer.sha256
         try:
+            await writer.commit(file_id)
+            row.sha256 = writer.sha256
             async with services.database.session() as session:
                 session.add(row)
         except BaseException:
+            writer.discard()
             services.blobs.remove(file_id)
             raise
     return answer(file_object(row))

@@ -7,10 +7,12 @@ begins by deleting what an earlier one left, and makes the same chunk ids again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from appliance.errors import BadRequest, Conflict, IngestionError, InvalidFile
 from appliance.knowledge.embedding import BatchingEmbedder
@@ -24,6 +26,8 @@ from appliance.types import Document, Span, StoredChunk
 
 WRITE_CHUNKS = 256
 """Chunks embedded and written at a time: what a cancellation waits for, and what memory holds."""
+SECTION_CHARACTERS = 4_000_000
+"""Texts are cut into tokens and chunks so much at a time; a token takes some 120 bytes."""
 _T = TypeVar("_T")
 
 
@@ -59,12 +63,16 @@ class Indexer:
         """
         document = await self._parse(self.blobs.path(work.file_id), work)
         embedder = self._embedder(work)
-        spans = await self._split(document, embedder, work)
         await self._prepare(work, embedder)
-        used = 0
-        for start in range(0, len(spans), WRITE_CHUNKS):
-            used += await self._write(work, embedder, document, spans[start : start + WRITE_CHUNKS], start)
-        return Written(work, len(spans), used, document.notes, work.attributes)
+        written = Written(work, 0, 0, document.notes, work.attributes)
+        for start, end in sections(document.text):
+            section = msgspec.structs.replace(document, text=document.text[start:end])
+            spans = await asyncio.to_thread(self._split, section, embedder, work)
+            chunks = [_chunk(work, section, span, written.chunks + i, start) for i, span in enumerate(spans)]
+            await self._write(written, embedder, chunks)
+        if written.chunks == 0:
+            raise InvalidFile("the file holds no text; upload one with text in it")
+        return written
 
     async def _parse(self, path: Path, work: Work) -> Document:
         if not path.exists():
@@ -84,15 +92,10 @@ class Indexer:
             "run 'appliance stores reindex' or configure the old model again"
         )
 
-    async def _split(self, document: Document, embedder: BatchingEmbedder, work: Work) -> Sequence[Span]:
-        def split() -> Sequence[Span]:
-            tokens = embedder.embedder.token_spans(document.text)
-            return self.chunker.split(document, size=work.chunk_size, overlap=work.chunk_overlap, spans=tokens)
-
-        spans = await asyncio.to_thread(split)
-        if not spans:
-            raise InvalidFile("the file holds no text; upload one with text in it")
-        return spans
+    def _split(self, document: Document, embedder: BatchingEmbedder, work: Work) -> Sequence[Span]:
+        """Runs in a thread."""
+        tokens = embedder.embedder.token_spans(document.text)
+        return self.chunker.split(document, size=work.chunk_size, overlap=work.chunk_overlap, spans=tokens)
 
     async def _prepare(self, work: Work, embedder: BatchingEmbedder) -> None:
         dimensions = embedder.embedder.dimensions
@@ -110,27 +113,38 @@ class Indexer:
             )
         await uninterrupted(self.backend.delete_file(work.store_id, work.file_id))
 
-    async def _write(
-        self, work: Work, embedder: BatchingEmbedder, document: Document, spans: Sequence[Span], first: int
-    ) -> int:
-        """Embed and write one group of chunks; returns the bytes it takes."""
-        chunks = [_chunk(work, document, span, first + i) for i, span in enumerate(spans)]
-        try:
-            rows = await embedder.embed([chunk.text for chunk in chunks], bulk=True)
-        except BadRequest as error:
-            raise IngestionError(f"the embedding model refused a piece of the file: {error}") from error
-        await uninterrupted(self.backend.upsert(work.store_id, chunks, rows.vectors))
-        return len(rows.vectors) + sum(len(chunk.text.encode()) for chunk in chunks)
+    async def _write(self, written: Written, embedder: BatchingEmbedder, chunks: Sequence[StoredChunk]) -> None:
+        """Embed and write chunks, a group at a time."""
+        for first in range(0, len(chunks), WRITE_CHUNKS):
+            group = chunks[first : first + WRITE_CHUNKS]
+            try:
+                rows = await embedder.embed([chunk.text for chunk in group], bulk=True)
+            except BadRequest as error:
+                raise IngestionError(f"the embedding model refused a piece of the file: {error}") from error
+            await uninterrupted(self.backend.upsert(written.work.store_id, group, rows.vectors))
+            written.chunks += len(group)
+            written.usage_bytes += len(rows.vectors) + sum(len(chunk.text.encode()) for chunk in group)
 
 
-def _chunk(work: Work, document: Document, span: Span, position: int) -> StoredChunk:
+def sections(text: str, limit: int = SECTION_CHARACTERS) -> Iterator[tuple[int, int]]:
+    """Cut a long text where a paragraph, line or word ends, so that its tokens need not be in memory all at once."""
+    start = 0
+    while len(text) - start > limit:
+        ends = (text.rfind(mark, start + limit // 2, start + limit) for mark in ("\n\n", "\n", " "))
+        end = next((found + 1 for found in ends if found > 0), start + limit)
+        yield start, end
+        start = end
+    yield start, len(text)
+
+
+def _chunk(work: Work, section: Document, span: Span, position: int, offset: int) -> StoredChunk:
     return StoredChunk(
         id=f"{work.file_id}:{work.version}:{position}",
         file_id=work.file_id,
         position=position,
-        text=document.text[span.start : span.end],
-        start=span.start,
-        end=span.end,
+        text=section.text[span.start : span.end],
+        start=offset + span.start,
+        end=offset + span.end,
         tenant=work.tenant,
         attributes=work.attributes,
     )

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -72,6 +73,8 @@ class BlobWriter:
         self._buffer: list[bytes] = []
         self._buffered = 0
         self.size = 0
+        self._in_use = threading.Lock()
+        """A cancelled request must not close the file under a thread that still writes to it."""
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # tells a sweep that this file is in use
 
@@ -94,12 +97,17 @@ class BlobWriter:
 
     def discard(self) -> None:
         """Remove what was written, unless it was committed. Idempotent."""
-        if self._fd >= 0:
-            self._path.unlink(missing_ok=True)
-            os.close(self._fd)
-            self._fd = -1
+        with self._in_use:
+            if self._fd >= 0:
+                self._path.unlink(missing_ok=True)
+                os.close(self._fd)
+                self._fd = -1
 
     def _flush(self) -> None:
+        with self._in_use:
+            self._write_out()
+
+    def _write_out(self) -> None:
         data = memoryview(b"".join(self._buffer))
         self._buffer.clear()
         self._buffered = 0
@@ -109,17 +117,17 @@ class BlobWriter:
                 data = data[os.write(self._fd, data) :]
 
     def _commit(self, blob_id: str) -> None:
-        self._flush()
         target = self._blobs.path(blob_id)
-        with _full_disk():
+        with self._in_use, _full_disk():
+            self._write_out()
             os.fsync(self._fd)
             if not target.parent.is_dir():
                 target.parent.mkdir(mode=0o700, exist_ok=True)
                 _sync_folder(target.parent.parent)
             self._path.rename(target)
             _sync_folder(target.parent)
-        os.close(self._fd)
-        self._fd = -1
+            os.close(self._fd)
+            self._fd = -1
 
     def __enter__(self) -> BlobWriter:
         return self

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Column, Connection, MetaData, String, Table, event, inspect, make_url, select, text
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from appliance.errors import ConfigError, OutOfSpace, StartError, Unavailable
@@ -79,6 +80,8 @@ class Database:
                 yield session
         except OperationalError as error:
             raise _translated(error) from error
+        except PoolTimeoutError as error:
+            raise Unavailable("the database has too many callers; try again", retry_after=1) from error
 
     async def ping(self) -> None:
         """Raise ``Unavailable`` unless the database answers."""

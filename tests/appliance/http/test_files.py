@@ -150,9 +150,8 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-async def test_a_malformed_upload_is_refused_and_leaves_nothing(
-    raw, tmp_path, body, content_type, status, param
-) -> None:
+async def test_a_malformed_upload_is_refused_and_leaves_nothing(raw, tmp_path, case: str) -> None:
+    body, content_type, status, param = MALFORMED[case]
     answer = await raw.post("/v1/files", content=body, headers={"content-type": content_type})
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["param"] == param

@@ -3,10 +3,13 @@
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from knowledge_kit import Stack, stack, until
 
 from appliance.errors import Conflict, NotFound, RetrievalUnavailable
-from appliance.knowledge import ingest, sealing
+from appliance.knowledge import indexing, ingest, sealing
+from appliance.knowledge.indexing import sections
 from appliance.storage import jobs, store_files, stores
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Scope, Search, StoredChunk
@@ -337,6 +340,24 @@ async def test_chunks_of_a_file_that_is_not_completed_are_not_shown(made) -> Non
     late = StoredChunk(id="x:1:0", file_id="file-x", position=0, text="zebrafinch late")
     await made.backend.upsert(store, [late], made.embedder.vector(late.text))
     assert [found.text for found in await made.search(store, "zebrafinch late")] == ["zebrafinch one"]
+
+
+@given(st.text(alphabet="ab \n", max_size=200), st.integers(2, 40))
+def test_sections_cover_the_text_in_order_within_the_limit(text: str, limit: int) -> None:
+    parts = list(sections(text, limit))
+    assert "".join(text[start:end] for start, end in parts) == text
+    assert all(end - start <= limit for start, end in parts)
+
+
+async def test_a_text_of_several_sections_keeps_its_offsets(made, monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "sections", lambda text: sections(text, 3000))
+    store = await made.make_store()
+    text = long_text(2000)
+    file = await made.add(store, text)
+    chunks = await made.knowledge.content(store, file, Scope())
+    assert [chunk.position for chunk in chunks] == list(range(len(chunks)))
+    assert all(text[chunk.start : chunk.end] == chunk.text for chunk in chunks)
+    assert " ".join(chunk.text for chunk in chunks) == text
 
 
 async def test_a_second_worker_on_the_same_folder_waits_for_the_first(tmp_path, monkeypatch) -> None:
