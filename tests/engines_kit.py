@@ -36,6 +36,13 @@ def listening_addresses(pid: int) -> list[str]:
     return found
 
 
+def unix_sockets(pid: int) -> set[Path]:
+    """The paths of the unix sockets that a process has open; nameless ones are left out."""
+    inodes = _sockets(pid)
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {Path(fields[7]) for fields in lines if len(fields) > 7 and fields[6] in inodes}
+
+
 def _sockets(pid: int) -> set[str]:
     links = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():

@@ -46,10 +46,10 @@ class Standin:
         if how == "die":
             os._exit(1)
         self.sick = True
+        asyncio.get_running_loop().call_later(SICK_SECONDS, os._exit, 1)
         await exchange.send(event({"error": {"message": "EngineCore encountered an issue.", "code": 500}}))
         await exchange.send(b"data: [DONE]\n\n")
         await exchange.end()
-        asyncio.get_running_loop().call_later(SICK_SECONDS, os._exit, 1)
 
 
 def _last_text(exchange: Exchange) -> object:

@@ -134,11 +134,14 @@ def command(spec: ModelSpec, options: VllmOptions, socket: Path, *, on_cpu: bool
     return [*start, *served, *given, *spec.extra_args]
 
 
-def environment(options: VllmOptions, inherited: Mapping[str, str]) -> dict[str, str]:
-    """VLLM's whole environment: what it needs of ours, no secrets, no way out to the network, then ``options.env``."""
+def environment(options: VllmOptions, inherited: Mapping[str, str], sockets: Path) -> dict[str, str]:
+    """The whole environment of vLLM: what it needs of ours, no secrets, no downloads or reports, then ``options.env``.
+
+    ``sockets`` is the folder for the sockets over which its processes speak to one another.
+    """
     passed = {name: value for name, value in inherited.items() if _may_pass(name)}
-    cache = {"VLLM_CPU_KVCACHE_SPACE": str(options.cpu_kv_cache_gib)}
-    return {**passed, **_FIXED_ENVIRONMENT, **cache, **options.env}
+    ours = {"VLLM_CPU_KVCACHE_SPACE": str(options.cpu_kv_cache_gib), "VLLM_RPC_BASE_PATH": str(sockets)}
+    return {**passed, **_FIXED_ENVIRONMENT, **ours, **options.env}
 
 
 def check_extra_args(spec: ModelSpec) -> None:

@@ -80,6 +80,7 @@ class OpenAIEngine:
 
     async def start(self) -> None:
         """Look whether the server is there. One that is not may come later, so this only logs."""
+        await self.stop()
         self._client = self._make_client()
         try:
             async with asyncio.timeout(_START_SECONDS):

@@ -54,14 +54,15 @@ from appliance_engines._vllm_log import explain
 
 __all__ = ["VllmEngine", "VllmOptions"]
 
-MAX_SOCKET_PATH = 107
-"""Bytes; the kernel's limit for the path of a unix socket."""
+MAX_SOCKET_FOLDER = 107 - 37
+"""Bytes: the kernel's limit for the path of a unix socket, less the names that vLLM gives to its own."""
 STOP_SECONDS = 8.0
 """From SIGTERM to SIGKILL. Also how long vLLM may outlive an appliance that was killed, and hold the card's memory."""
 _HEALTH_SECONDS = 10.0
 _POLL_SECONDS = 0.25
 _TOKEN_SECONDS = 60.0
 _URL = "http://localhost"
+_MAKES = {"chat": "chat completions", "completion": "text completions", "embeddings": "embeddings"}
 
 
 class VllmEngine:
@@ -75,7 +76,7 @@ class VllmEngine:
         self._child: Child | None = None
         self._client: Client | None = None
         self._probe: Upstream | None = None
-        self._socket_folder: Path | None = None
+        self._folder: Path | None = None
         self._in_doubt = False
 
     async def start(self) -> None:
@@ -87,7 +88,8 @@ class VllmEngine:
         await self.stop()
         if self._spec.path is None:
             raise StartError(f"{self._spec.where}: {self._spec.name} is not here yet; run: appliance models pull")
-        socket = self._make_socket_path()
+        self._folder = self._choose_folder()
+        socket = self._folder / "vllm.sock"
         self._client = self._make_client(socket)
         self._probe = Upstream(_URL, uds=socket, head_timeout=_TOKEN_SECONDS, idle_timeout=_HEALTH_SECONDS)
         self._child = child = self._make_child(socket)
@@ -105,7 +107,7 @@ class VllmEngine:
         child, self._child = self._child, None
         clients = [client for client in (self._client, self._probe) if client is not None]
         self._client = self._probe = None
-        folder, self._socket_folder = self._socket_folder, None
+        folder, self._folder = self._folder, None
         if child is not None:
             await child.stop()
         for client in clients:
@@ -140,13 +142,17 @@ class VllmEngine:
             if client is not None and self.ready and (not self._in_doubt or await self._healthy()):
                 self._in_doubt = False
                 return client
-            if self._is_hopeless() or asyncio.get_running_loop().time() >= deadline:
+            self._check_hope()
+            if asyncio.get_running_loop().time() >= deadline:
                 raise EngineUnavailable(f"the model {self._spec.name} is starting; try again", retry_after=5.0)
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _is_hopeless(self) -> bool:
-        """Not started, stopped, or crashing again and again: no use in waiting."""
-        return self._child is None or self._child.state in ("stopped", "failed")
+    def _check_hope(self) -> None:
+        """Raise EngineUnavailable where there is no use in waiting."""
+        if self._child is None or self._child.state == "stopped":
+            raise EngineUnavailable(f"the model {self._spec.name} is stopped; try again later")
+        if self._child.state == "failed":
+            raise EngineUnavailable(f"the model {self._spec.name} keeps crashing; try again later", retry_after=60.0)
 
     def _doubt(self) -> None:
         """After a failure the next call first asks whether vLLM is well: its server outlives its engine by seconds."""
@@ -190,12 +196,12 @@ class VllmEngine:
     def _make_child(self, socket: Path) -> Child:
         return Child(
             name=self._spec.name,
-            # A socket left by a crash would be in the way of the next start.
+            # Sockets left by a crash would be in the way of the next start.
             command=[
-                *("/bin/sh", "-c", 'rm -f "$0" && exec "$@"', str(socket)),
+                *("/bin/sh", "-c", 'rm -rf "$0" && mkdir -m 700 "$0" && exec "$@"', str(socket.parent)),
                 *command(self._spec, self._options, socket, on_cpu=runs_on_cpu()),
             ],
-            env=environment(self._options, os.environ),
+            env=environment(self._options, os.environ, socket.parent),
             log_path=self._log_path,
             ready=self._answers,
             alive=self._healthy,
@@ -214,20 +220,19 @@ class VllmEngine:
         )
 
     def _refusal(self, status: int, headers: Mapping[str, str], body: bytes, call: Call) -> RequestError:
-        if status == 404 and call.operation == "embeddings":
-            return BadRequest(f"the model {call.model} makes no embeddings; name one that does", param="model")
+        if status == 404:
+            return BadRequest(
+                f"the model {call.model} makes no {_MAKES[call.operation]}; name one that does", param="model"
+            )
         return refusal(self._spec.where)(status, headers, body, call)
 
-    def _make_socket_path(self) -> Path:
-        """A path short enough for the kernel, in a folder that only we may enter."""
-        folder = self._context.run_dir
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        path = folder / f"{_file_name(self._spec.name)}.sock"
-        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-            self._socket_folder = Path(tempfile.mkdtemp(prefix="appliance-"))
-            path = self._socket_folder / "vllm.sock"
-        return path
+    def _choose_folder(self) -> Path:
+        """Where the sockets lie: a folder of mode 0700 whose path is short enough for the kernel."""
+        run = self._context.run_dir
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run.chmod(0o700)
+        folder = run / _file_name(self._spec.name)
+        return folder if len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER else Path(tempfile.mkdtemp(prefix="appliance-"))
 
 
 def make_engine(spec: ModelSpec, context: AppContext) -> VllmEngine:
@@ -259,5 +264,5 @@ def _with_full_paths(options: VllmOptions, folder: Path, where: str) -> VllmOpti
 
 def _file_name(model: str) -> str:
     """A file name for a model's name; a changed one gets a digest, so that no two models share it."""
-    plain = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:60]
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:32].lstrip(".")
     return plain if plain == model else f"{plain}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"

@@ -146,14 +146,14 @@ def test_the_environment_holds_what_vllm_needs_and_no_secrets() -> None:
         "HTTP_PROXY": "http://p",
         "APPLIANCE_KEY": "secret",
     }
-    env = environment(VllmOptions(), inherited)
+    env = environment(VllmOptions(), inherited, SOCKET.parent)
     assert {"PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "VLLM_LOGGING_LEVEL"} <= set(env)
     assert "secret" not in env.values()
     assert not {"VLLM_SERVER_DEV_MODE", "HTTP_PROXY"} & set(env)
 
 
 def test_nothing_is_fetched_or_reported_and_all_addresses_are_loopback() -> None:
-    env = environment(VllmOptions(cpu_kv_cache_gib=3), {"HF_HUB_OFFLINE": "0"})
+    env = environment(VllmOptions(cpu_kv_cache_gib=3), {"HF_HUB_OFFLINE": "0"}, SOCKET.parent)
     assert env == {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -164,11 +164,12 @@ def test_nothing_is_fetched_or_reported_and_all_addresses_are_loopback() -> None
         "NCCL_SOCKET_IFNAME": "lo",
         "SPT_NOENV": "1",
         "VLLM_CPU_KVCACHE_SPACE": "3",
+        "VLLM_RPC_BASE_PATH": "/run",
     }
 
 
 def test_the_operators_own_variables_win() -> None:
-    assert environment(VllmOptions(env={"HF_HUB_OFFLINE": "0"}), {})["HF_HUB_OFFLINE"] == "0"
+    assert environment(VllmOptions(env={"HF_HUB_OFFLINE": "0"}), {}, SOCKET.parent)["HF_HUB_OFFLINE"] == "0"
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------

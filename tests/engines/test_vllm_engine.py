@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from engines_kit import listening_addresses, make_vllm
+from engines_kit import listening_addresses, make_vllm, unix_sockets
 from processes import processes_with
 
 from appliance.plugin import (
@@ -244,6 +244,12 @@ async def test_requests_reach_vllm_by_its_socket_alone(vllm_engine: VllmEngine, 
         assert all(address.startswith("127.0.0.1:") for address in addresses), (title(pid), addresses)
         if "api_server" in title(pid):
             assert not addresses
+
+
+async def test_its_own_sockets_lie_in_the_closed_folder_too(vllm_engine: VllmEngine, vllm_folder: Path) -> None:
+    sockets = {path for pid in processes_with(str(vllm_folder)) for path in unix_sockets(pid)}
+    assert len(sockets) > 1
+    assert {path.parent for path in sockets} == {vllm_engine._folder}
 
 
 # -- death ---------------------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -121,12 +123,18 @@ async def test_it_can_start_again_after_a_stop(tmp_path: Path) -> None:
             assert await collect(await generate(engine, chat()))
 
 
-async def test_the_socket_lies_in_a_folder_that_only_we_may_enter(tmp_path: Path) -> None:
-    async with running(make(tmp_path, name="org/model")):
-        folder = tmp_path / "data" / "run"
-        (socket,) = folder.iterdir()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert socket.name.startswith("org_model-")
+@pytest.mark.parametrize("name", ["org/model", "..", "a b", "x" * 200])
+async def test_the_socket_lies_in_a_folder_that_only_we_may_enter(name: str) -> None:
+    short = Path(tempfile.mkdtemp())  # pytest's own folders may be too deep for a socket
+    run = short / "data" / "run"
+    try:
+        async with running(make(short, name=name)):
+            (folder,) = run.iterdir()
+            assert [entry.name for entry in folder.iterdir()] == ["vllm.sock"]
+            assert stat.S_IMODE(run.stat().st_mode) == stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert not list(run.iterdir())
+    finally:
+        shutil.rmtree(short)
 
 
 async def test_a_path_too_long_for_a_socket_is_replaced_by_a_temporary_folder(tmp_path: Path) -> None:
@@ -134,8 +142,9 @@ async def test_a_path_too_long_for_a_socket_is_replaced_by_a_temporary_folder(tm
     deep.mkdir()
     engine = make(deep)
     async with running(engine):
-        folder = engine._socket_folder
+        folder = engine._folder
         assert folder is not None
+        assert deep not in folder.parents
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert await collect(await generate(engine, chat()))
     assert not folder.exists()
