@@ -46,7 +46,7 @@ class ContentPart(_Wire):
     refusal: str | None = None
 
 
-class FunctionCall(_Wire):
+class FunctionCall(_Wire, omit_defaults=False):
     """The function a model wants called; ``arguments`` is JSON text."""
 
     name: str = ""
