@@ -97,6 +97,11 @@ def free_port() -> int:
         return port
 
 
+def sink_command(port: int) -> list[str]:
+    """A server that answers every request with an empty 200."""
+    return [sys.executable, str(Path(__file__).with_name("_sink.py")), str(port)]
+
+
 @contextmanager
 def serving(config: Path, *, core: int | None = None, patience: float = 60.0) -> Iterator[Served]:
     """Run ``appliance serve`` until the block ends; ``core`` pins it."""

@@ -1,4 +1,4 @@
-"""A collector that takes spans and drops them: ``python -m benchmarks._sink PORT``."""
+"""A collector that takes spans and drops them: ``python _sink.py PORT``."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._serving import SHARED, appliance_command, create_key, free_port, machine, server_config, started, write_config
+from benchmarks._serving import SHARED, appliance_command, create_key, free_port, machine, server_config, sink_command, started, write_config
 
 UPSTREAM = "http://127.0.0.1:9100"
 """Fixed by the driver in ``perf/bench.py``."""
@@ -78,8 +78,7 @@ def _measure(folder: Path, perf: Path, options: argparse.Namespace) -> list[Row]
     results = folder / "results.jsonl"
     driver = [sys.executable, str(perf / "bench.py"), "run", str(targets), "--rounds", str(options.rounds)]
     driver += ["--cases", *options.cases, "--out", str(results)]
-    sink = [sys.executable, "-m", "benchmarks._sink", str(spans)]
-    with started(sink, folder / "sink.log", core=0):
+    with started(sink_command(spans), folder / "sink.log", core=0):
         subprocess.run(driver, check=True, env={**os.environ, "BENCH_BUILD": str(folder / "build")})
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     for row in rows:

@@ -28,22 +28,19 @@ def appliance_on_call_finished(record: CallRecord) -> None:
 def line(record: CallRecord) -> str:
     """The line of a call, as ``key=value`` pairs; odd values are quoted, so that none can forge a pair or a line."""
     call, usage = record.call, record.usage
-    fields: dict[str, object] = {
-        "id": call.id,
-        "principal": call.principal.id,
-        "operation": call.operation,
-        "model": call.model,
-        "stream": str(call.stream).lower(),
-        "status": record.status,
-        "outcome": record.outcome,
-        "error": record.error_type,
-        "ms": f"{record.duration * 1000:.1f}",
-        "ttft_ms": None if record.first_token is None else f"{(record.first_token - record.started) * 1000:.1f}",
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens or record.tokens,
-        "cached_tokens": usage.cached_tokens,
-    }
-    return " ".join(f"{key}={_safe(str(value))}" for key, value in fields.items() if value is not None)
+    text = (
+        f"id={_safe(call.id)} principal={_safe(call.principal.id)} operation={call.operation} "
+        f"model={_safe(call.model)} stream={str(call.stream).lower()} status={record.status} outcome={record.outcome}"
+    )
+    if record.error_type is not None:
+        text += f" error={_safe(record.error_type)}"
+    text += f" ms={record.duration * 1000:.1f}"
+    if record.first_token is not None:
+        text += f" ttft_ms={(record.first_token - record.started) * 1000:.1f}"
+    return (
+        f"{text} prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens or record.tokens} "
+        f"cached_tokens={usage.cached_tokens}"
+    )
 
 
 def _safe(value: str) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _TRACES_PATH = "/v1/traces"
+_BATCH_SPANS = 128
 _SEND_SECONDS = 5.0
 _FLUSH_SECONDS = 5.0
 
@@ -118,7 +119,10 @@ def _processor(settings: OtelSettings) -> tuple[SpanProcessor, InMemorySpanExpor
         return SimpleSpanProcessor(memory), memory
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return BatchSpanProcessor(OTLPSpanExporter(endpoint=_endpoint(settings), timeout=_SEND_SECONDS)), None
+    exporter = OTLPSpanExporter(endpoint=_endpoint(settings), timeout=_SEND_SECONDS)
+    # Encoding a batch holds up the event loop now and then, a small one for less than a millisecond.
+    batch = int(os.environ.get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", _BATCH_SPANS))
+    return BatchSpanProcessor(exporter, max_export_batch_size=batch), None
 
 
 def _endpoint(settings: OtelSettings) -> str | None:
