@@ -28,6 +28,7 @@ UNSEALED = 64
 """No new file is begun while so many wait to be sealed."""
 _POLL_SECONDS = 1.0
 _RENEW_SECONDS = jobs.LEASE_SECONDS / 3
+_RETRY_SECONDS = 2.0
 _UNEXPECTED_ATTEMPTS = 3
 _GIVE_UP = "the worker ended {count} times while indexing this file; split it, or see the worker's log"
 _UNEXPECTED = "an internal error; the worker's log has the details"
@@ -238,7 +239,13 @@ class Ingestor:
         await self._put_back(work, max(2.0, retry_after or 0.0), counted=False)
 
     async def _put_back(self, work: Work, delay: float, *, counted: bool) -> None:
-        """If the database is out of reach too, the lease runs out by itself."""
-        with suppress(ApplianceError):
-            async with self._database.session() as session:
-                await jobs.put_back(session, work, delay=delay, counted=counted)
+        """Keep at it while the database is full or out of reach: the job is this worker's until it is let go."""
+        while True:
+            try:
+                async with self._database.session() as session:
+                    await jobs.put_back(session, work, delay=delay, counted=counted)
+            except ApplianceError as error:
+                log.warning("file %s cannot be put back yet: %s", work.file_id, error)
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return

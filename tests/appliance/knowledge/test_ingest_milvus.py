@@ -1,0 +1,72 @@
+"""Ingestion and removal against the real Milvus Lite."""
+
+import asyncio
+
+import pytest
+from knowledge_kit import stack
+
+from appliance.knowledge.filters import Comparison
+from appliance.testing.scripted_embedder import ScriptedEmbedder
+from appliance.types import Scope
+
+pytestmark = pytest.mark.slow
+
+
+def long_text(words: int) -> str:
+    return " ".join(f"word{i}" for i in range(words))
+
+
+async def test_o22_a_removed_file_stays_gone_over_a_restart(tmp_path) -> None:
+    async with stack(tmp_path, store="milvus") as made:
+        store = await made.make_store()
+        a, b = await made.add(store, "zebrafinch one"), await made.add(store, "zebrafinch two")
+        await made.knowledge.remove_file(store, a)
+        assert {found.file_id for found in await made.search(store, "zebrafinch")} == {b}
+    async with stack(tmp_path, store="milvus") as again:
+        assert {found.file_id for found in await again.search(store, "zebrafinch")} == {b}
+        assert await again.backend.count(store) == 1
+        await again.attach(store, a)
+        await again.settled(store, a)
+        assert {found.file_id for found in await again.search(store, "zebrafinch")} == {a, b}
+        assert await again.backend.count(store) == 2
+
+
+async def test_o22_removal_during_ingestion_leaves_no_late_chunk(tmp_path) -> None:
+    async with stack(tmp_path, ScriptedEmbedder(delay=0.005, batch_size=20), store="milvus") as made:
+        store = await made.make_store()
+        for pause in (0.0, 0.05, 0.2, 0.5, 1.0):
+            file = await made.upload(long_text(40_000))
+            await made.attach(store, file)
+            await asyncio.sleep(pause)
+            await made.knowledge.remove_file(store, file)
+            assert await made.backend.count(store) == 0
+        await asyncio.sleep(0.3)
+        assert await made.backend.count(store) == 0
+
+
+async def test_o23_equal_texts_keep_their_own_attributes_and_an_update_moves_only_its_own(tmp_path) -> None:
+    async with stack(tmp_path, store="milvus") as made:
+        store = await made.make_store()
+        a, b = await made.add(store, "port: 80", dir="a", n=1), await made.add(store, "port: 80", dir="b", n=True)
+        for value, file in (("a", a), ("b", b)):
+            found = await made.search(store, "port", where=Comparison("dir", "eq", value))
+            assert [hit.file_id for hit in found] == [file]
+        assert [hit.file_id for hit in await made.search(store, "port", where=Comparison("n", "eq", True))] == [b]
+        await made.knowledge.set_attributes(store, a, {"dir": "c"})
+        assert await made.search(store, "port", where=Comparison("dir", "eq", "a")) == []
+        (chunk,) = await made.knowledge.content(store, a, Scope())
+        assert chunk.attributes == {"dir": "c"}
+
+
+async def test_a_file_of_thousands_of_chunks_reads_back_whole_and_in_order(tmp_path) -> None:
+    async with stack(tmp_path, store="milvus") as made:
+        store = await made.make_store()
+        text = long_text(150_000)
+        file = await made.upload(text)
+        await made.attach(store, file)
+        row = await made.settled(store, file, within=60)
+        assert (row.status, row.chunks) == ("completed", 1500)
+        chunks = await made.knowledge.content(store, file, Scope())
+        assert " ".join(chunk.text for chunk in chunks) == text
+        (first, *_) = await made.search(store, "word149999", embedding_weight=0.0)
+        assert "word149999" in first.text
