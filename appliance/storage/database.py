@@ -124,7 +124,7 @@ def _engine(url: str) -> AsyncEngine:
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
-            _make_folder(parsed.database)
+            _make_file(parsed.database)
         options: dict[str, Any] = (
             {"connect_args": {"timeout": BUSY_SECONDS}} if parsed.get_backend_name() == "sqlite" else {}
         )
@@ -141,9 +141,11 @@ def _engine(url: str) -> AsyncEngine:
     return engine
 
 
-def _make_folder(database: str | None) -> None:
+def _make_file(database: str | None) -> None:
+    """Readable by this user alone; SQLite gives its side files the same mode."""
     if database and database != ":memory:":
         Path(database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        Path(database).touch(mode=0o600)
 
 
 def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:

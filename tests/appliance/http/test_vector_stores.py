@@ -408,3 +408,27 @@ async def test_without_retrieval_the_routes_say_what_to_set(tmp_path) -> None:
         answer = await raw.post("/vector_stores", json={})
         assert answer.status_code == 503
         assert "retrieval.vector_store" in answer.json()["error"]["message"]
+
+
+TEXT_18 = "name;ort\n" + "".join(f"Name{i};Ort{i}\n" for i in range(200)) + "Jürgen;Köln\n"
+UPLOADS_18 = {
+    "windows-1252": TEXT_18.encode("cp1252"),
+    "late umlaut": ("x" * 99 + "\n") * 600 + "Jürgen;Köln\n",
+    "utf-8 with a byte-order mark": "\ufeff" + TEXT_18,
+}
+
+
+@pytest.mark.parametrize("case", UPLOADS_18)
+async def test_o18_a_file_that_is_not_utf8_is_indexed_and_found(client, case: str) -> None:
+    content = UPLOADS_18[case]
+    data = content if isinstance(content, bytes) else content.encode("utf-8" if "mark" in case else "cp1252")
+    store = (await client.vector_stores.create()).id
+    file = await client.files.create(file=("umlaut.csv", data), purpose="assistants")
+    row = await client.vector_stores.files.create_and_poll(file.id, vector_store_id=store, poll_interval_ms=30)
+    assert row.status == "completed", row.last_error
+    found = await client.vector_stores.search(store, query="Köln", max_num_results=1)
+    text = found.data[0].content[0].text
+    assert "Jürgen" in text
+    assert "Köln" in text
+    parts = [part.text async for part in client.vector_stores.files.content(file.id, vector_store_id=store)]
+    assert not any("Ã" in part or "\ufffd" in part or "\ufeff" in part for part in parts)

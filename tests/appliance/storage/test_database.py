@@ -117,6 +117,16 @@ async def test_commits_wait_for_the_disk_and_foreign_keys_hold(tmp_path) -> None
     assert found == ["wal", 2, 1]
 
 
+async def test_nobody_else_can_read_the_database(tmp_path) -> None:
+    database = Database(url(tmp_path))
+    await database.start()
+    async with database.session() as session:
+        session.add(a_file(1))
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "db").iterdir()}
+    await database.stop()
+    assert modes == {0o600}
+
+
 async def test_two_writers_wait_for_each_other_instead_of_failing(tmp_path) -> None:
     one, other = Database(url(tmp_path)), Database(url(tmp_path))
     await one.start()

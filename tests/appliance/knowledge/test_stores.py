@@ -1,0 +1,83 @@
+"""Store names, leases of others, jobs that never end, and embedding without a vector store."""
+
+import pytest
+from knowledge_kit import Stack, stack
+from sqlalchemy import update
+
+from appliance.config import parse
+from appliance.context import AppContext
+from appliance.errors import NotFound, RetrievalUnavailable
+from appliance.knowledge.local import LocalKnowledge
+from appliance.knowledge.stores import StoreDirectory
+from appliance.plugins import Plugins
+from appliance.storage import jobs, stores
+from appliance.storage.database import Database
+from appliance.storage.ids import now
+from appliance.storage.tables import Job
+from appliance.testing.scripted_embedder import ScriptedEmbedder
+from appliance.types import Scope, Search
+
+
+async def test_names_become_ids_and_ids_stay(tmp_path) -> None:
+    async with stack(tmp_path) as made:
+        async with made.database.session() as session:
+            row, foreign = stores.new("default", "handbook", "words"), stores.new("other", "theirs", "words")
+            session.add_all([row, foreign])
+        directory = StoreDirectory(made.database)
+        assert await directory.resolve("default", ["vs_x", "handbook", row.id, "vs_x"]) == ("vs_x", row.id)
+        for name in ("theirs", "unknown"):
+            with pytest.raises(NotFound, match=name):
+                await directory.resolve("default", [name])
+
+
+async def queued(made: Stack, **values: object) -> tuple[str, str]:
+    """A file whose job no worker has seen."""
+    store, file = await made.make_store(), await made.upload("zebrafinch")
+    await made.attach(store, file)
+    async with made.database.session() as session:
+        await session.execute(update(Job).values(**values))
+    return store, file
+
+
+@pytest.fixture
+async def idle(tmp_path):
+    """A stack whose worker loop does not run."""
+    made = Stack(tmp_path, ScriptedEmbedder(), "memory")
+    made.knowledge = LocalKnowledge(made.plugins, made.context, run_jobs=False)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_a_file_that_keeps_ending_the_worker_fails_in_the_end(tmp_path, idle) -> None:
+    store, file = await queued(idle, attempts=jobs.MAX_ATTEMPTS)
+    await idle.stop()
+    async with stack(tmp_path) as made:
+        row = await made.settled(store, file)
+    assert (row.status, row.error_code) == ("failed", "server_error")
+    assert "25 times" in row.error_message
+
+
+async def test_a_lease_of_another_worker_is_respected_until_it_runs_out(tmp_path, idle) -> None:
+    store, file = await queued(idle, owner="another", lease_expires=now() + 3)
+    await idle.stop()
+    async with stack(tmp_path) as made:
+        assert (await made.row(store, file)).status == "in_progress"
+        async with made.database.session(write=False) as session:
+            assert not await jobs.due(session)
+        assert (await made.settled(store, file)).status == "completed"
+
+
+async def test_without_a_vector_store_texts_can_still_be_embedded(tmp_path) -> None:
+    config = parse("models: [{name: words, embedder: scripted_embedder}]", folder=tmp_path)
+    embedder = ScriptedEmbedder()
+    context = AppContext(config=config, database=Database(config.database_url))
+    plugins = Plugins(config, {"scripted_embedder": embedder})
+    plugins.bind(context)
+    knowledge = LocalKnowledge(plugins, context)
+    await knowledge.start()
+    assert (await knowledge.embed("words", ["a"])).vectors == embedder.vector("a")
+    with pytest.raises(RetrievalUnavailable, match=r"retrieval\.vector_store"):
+        await knowledge.search(Search(store_ids=("vs_x",), queries=("a",)), Scope())
+    await knowledge.stop()
+    assert not knowledge.ready
