@@ -44,7 +44,7 @@ async def serving(app: Litestar) -> AsyncIterator[str]:
     """Serve an app by a real uvicorn on a free loopback port; yields its base URL, as ``http://127.0.0.1:40123``."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(
+        server = _Server(
             uvicorn.Config(
                 app, log_config=None, access_log=False, ws="none", lifespan="on", timeout_graceful_shutdown=2
             )
@@ -58,11 +58,24 @@ async def serving(app: Litestar) -> AsyncIterator[str]:
                     await asyncio.sleep(0.01)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
+            server.over.set()
             server.should_exit = True
             await asyncio.wait_for(task, 30)
 
 
-async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+class _Server(uvicorn.Server):
+    """uvicorn, which need not look ten times a second whether it should stop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.over = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Until the test is over."""
+        await self.over.wait()
+
+
+async def _serve(server: _Server, listener: socket.socket) -> None:
     try:
         await server._serve(sockets=[listener])  # serve() would take over signals
     except SystemExit:
