@@ -68,7 +68,11 @@ def server_config(
             {"name": "fake-model", "engine": "openai", "options": {"base_url": f"{upstream}/v1", **(options or {})}}
         ],
         "plugin": {
-            "limits": {"max_concurrent": 100_000, "max_concurrent_per_key": 100_000, "requests_per_minute": 100_000_000},
+            "limits": {
+                "max_concurrent": 100_000,
+                "max_concurrent_per_key": 100_000,
+                "requests_per_minute": 100_000_000,
+            },
             "otel": {"endpoint": spans} if spans else {},
         },
     }
@@ -83,7 +87,17 @@ def write_config(config: Mapping[str, Any], folder: Path) -> Path:
 
 def create_key(config: Path) -> str:
     """Make an API key as an operator would."""
-    command = [*appliance_command(), "keys", "create", "--name", "benchmark", "--admin", "--config", str(config), "--json"]
+    command = [
+        *appliance_command(),
+        "keys",
+        "create",
+        "--name",
+        "benchmark",
+        "--admin",
+        "--config",
+        str(config),
+        "--json",
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     key: str = json.loads(done.stdout)["key"]
     return key
@@ -157,7 +171,11 @@ def cpu_seconds(pid: int) -> float:
 def machine() -> str:
     """One line: where and with what this was measured, and what else the machine was doing."""
     model = next(
-        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.processor(),
     )
     versions = ", ".join(f"{name} {version(name)}" for name in ("litestar", "uvicorn", "uvloop", "msgspec"))

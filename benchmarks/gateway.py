@@ -18,7 +18,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._serving import SHARED, appliance_command, create_key, free_port, machine, server_config, sink_command, started, write_config
+from benchmarks._serving import (
+    SHARED,
+    appliance_command,
+    create_key,
+    free_port,
+    machine,
+    server_config,
+    sink_command,
+    started,
+    write_config,
+)
+from benchmarks._undisturbed import LOOP
 
 UPSTREAM = "http://127.0.0.1:9100"
 """Fixed by the driver in ``perf/bench.py``."""
@@ -66,7 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help="medians are taken over them [3]")
     parser.add_argument("--cases", nargs="+", default=list(CASES), help=f"[{' '.join(CASES)}]")
     parser.add_argument("--only", nargs="+", choices=TARGETS, default=list(TARGETS), help="[all; nginx if installed]")
-    parser.add_argument("--bare", action="store_true", help="measure the appliance without keys, limits, metrics, traces")
+    parser.add_argument(
+        "--bare", action="store_true", help="measure the appliance without keys, limits, metrics, traces"
+    )
+    parser.add_argument(
+        "--undisturbed",
+        action="store_true",
+        help="real-time priority for driver and servers, for a machine that has other work too; needs root",
+    )
     parser.add_argument("--shared", type=Path, default=SHARED, help="folder that holds perf/ [../shared]")
     parser.add_argument("--out", type=Path, help="write every round's figures there, as JSON lines")
     return parser
@@ -78,6 +96,8 @@ def _measure(folder: Path, perf: Path, options: argparse.Namespace) -> list[Row]
     results = folder / "results.jsonl"
     driver = [sys.executable, str(perf / "bench.py"), "run", str(targets), "--rounds", str(options.rounds)]
     driver += ["--cases", *options.cases, "--out", str(results)]
+    if options.undisturbed:
+        driver = ["chrt", "--fifo", str(LOOP), *driver]
     with started(sink_command(spans), folder / "sink.log", core=0):
         subprocess.run(driver, check=True, env={**os.environ, "BENCH_BUILD": str(folder / "build")})
     rows = [json.loads(line) for line in results.read_text().splitlines()]
@@ -102,6 +122,9 @@ def _targets(folder: Path, perf: Path, options: argparse.Namespace, spans: int) 
         }
     if "appliance" in options.only:
         tables["appliance"] = _appliance(folder, spans, bare=options.bare)
+    if options.undisturbed:
+        first = f"{sys.executable} {Path(__file__).with_name('_undisturbed.py')}"
+        tables = {name: {**entries, "command": f"{first} {entries['command']}"} for name, entries in tables.items()}
     path = folder / "targets.toml"
     path.write_text("".join(_toml(name, entries) for name, entries in tables.items()))
     return path
@@ -112,7 +135,9 @@ def _appliance(folder: Path, spans: int, *, bare: bool) -> dict[str, Any]:
     if bare:
         config |= {"plugins": ["openai"], "plugin": {}}
     path = write_config(config, folder)
-    target: dict[str, Any] = {"command": " ".join([*appliance_command(), "serve", "--config", str(path), "--port", "{port}"])}
+    target: dict[str, Any] = {
+        "command": " ".join([*appliance_command(), "serve", "--config", str(path), "--port", "{port}"])
+    }
     if not bare:
         target["headers"] = [f"Authorization: Bearer {create_key(path)}"]
     return target

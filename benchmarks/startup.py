@@ -47,7 +47,9 @@ def _start(port: int, plugins: Sequence[str] | None) -> tuple[float, float]:
     """Seconds and MiB of one start; ``None`` for the plugins of ``SERVER_PLUGINS``. The database exists already."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
-        config: dict[str, Any] = server_config(folder, upstream=f"http://127.0.0.1:{port}", spans=f"http://127.0.0.1:{port}")
+        config: dict[str, Any] = server_config(
+            folder, upstream=f"http://127.0.0.1:{port}", spans=f"http://127.0.0.1:{port}"
+        )
         if plugins is not None:
             config |= {"plugins": list(plugins), "plugin": {}}
         path = write_config(config, folder)
