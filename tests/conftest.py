@@ -8,9 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 import loopback
+import pytest
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 
-def install(folder: Path, plugin: str, source: str, *, module: str | None = None) -> Path:
-    """Write module ``module`` (default ``plugin_<name>``) and metadata that offer it as a plugin; the folder."""
+def install(folder: Path, plugin: str, source: str, *, module: str | None = None, attribute: str = "") -> Path:
+    """Write a module (default ``plugin_<name>``) with metadata that offer it, or its ``attribute``, as a plugin."""
     module = module or f"plugin_{plugin}"
     info = folder / f"{module}-1.0.dist-info"
     info.mkdir(parents=True)
     (folder / f"{module}.py").write_text(source)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[appliance]\n{plugin} = {module}\n")
+    (info / "entry_points.txt").write_text(f"[appliance]\n{plugin} = {module}{attribute and f':{attribute}'}\n")
     return folder
 
 
@@ -24,8 +24,9 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """``offer("name", source)`` makes a plugin available to this process until the test ends."""
     modules: list[str] = []
 
-    def offer(plugin: str, source: str, module: str | None = None) -> None:
-        monkeypatch.syspath_prepend(str(install(tmp_path / (module or plugin), plugin, source, module=module)))
+    def offer(plugin: str, source: str, module: str | None = None, attribute: str = "") -> None:
+        folder = install(tmp_path / (module or plugin), plugin, source, module=module, attribute=attribute)
+        monkeypatch.syspath_prepend(str(folder))
         modules.append(module or f"plugin_{plugin}")
 
     yield offer

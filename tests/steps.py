@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
+from inline import GeneratorEngine, delta, engine_plugin, provides
+
 from appliance.config import RetrievalConfig
 from appliance.knowledge.augment import Retriever
 from appliance.plugin import Call, CallRecord, Chunk, Passage, Principal, Scope
 from appliance.types import Search
-from inline import GeneratorEngine, delta, engine_plugin, provides
 
 OWN_MODEL = {"models": [{"name": "m", "engine": "own"}]}
 SEARCHING = {"tools": [{"type": "file_search", "vector_store_ids": ["vs_1"]}]}

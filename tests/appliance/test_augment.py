@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from loopback import assert_openai_error
+from steps import PASSAGE
 
 from appliance.config import RetrievalConfig
 from appliance.knowledge.augment import Retriever, scope_of
@@ -11,8 +13,6 @@ from appliance.knowledge.framing import NOTHING_FOUND
 from appliance.plugin import Principal, Scope
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.wire import message_text
-from loopback import assert_openai_error
-from steps import PASSAGE
 
 OWN_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 SEARCH_TOOL = {"type": "file_search", "vector_store_ids": ["vs_1"]}

@@ -7,9 +7,9 @@ import struct
 
 import httpx
 import pytest
+from loopback import assert_openai_error, build_app, served_in_thread
 
 from appliance.testing.scripted_embedder import ScriptedEmbedder
-from loopback import assert_openai_error, build_app, served_in_thread
 
 PATH = "/v1/embeddings"
 CONFIG = {

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from itertools import permutations
 
 import pytest
+from distributions import offer  # noqa: F401 - a fixture
+from inline import InputHook, Notebook, Slots, Spans, provides
+from loopback import HELLO, assert_openai_error, build_app, chunks_of, raw_answer, request_bytes
 
 from appliance.errors import PluginError
 from appliance.stalls import StallWatch
 from appliance.testing import Emit
-from distributions import offer  # noqa: F401 - a fixture
-from inline import InputHook, Notebook, Slots, Spans, provides
-from loopback import HELLO, assert_openai_error, build_app, chunks_of, raw_answer, request_bytes
 
 HOOKS_THAT_ARE_NOT_ASYNC = [
     "engines",
@@ -112,11 +112,11 @@ def test_o40_an_async_hook_is_refused_at_the_start(tmp_path, hook):
 
 
 def test_o40_a_plain_hook_that_returns_a_coroutine_is_refused_at_the_start(tmp_path):
-    async def later():
-        return []
+    async def later(answer):
+        return answer
 
     with pytest.raises(PluginError, match="plugin sly: appliance_admitters must be a plain function, not async"):
-        build_app(tmp_path, sly=provides(admitters=lambda: later()))
+        build_app(tmp_path, sly=provides(admitters=lambda: later([])))
 
 
 async def test_o40_the_coroutine_of_on_call_finished_is_awaited(box):

@@ -12,11 +12,11 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from inline import Notebook, provides
+from loopback import HELLO, assert_openai_error, build_app, connection, served_in_thread, text_of
 
 from appliance.testing import Emit
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, message_text
-from inline import Notebook, provides
-from loopback import HELLO, assert_openai_error, build_app, connection, served_in_thread, text_of
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}

@@ -10,10 +10,6 @@ from collections.abc import AsyncIterator
 import httpx
 import openai
 import pytest
-
-from appliance.errors import EngineError
-from appliance.plugin import Call, Chunk
-from appliance.testing import CallTool, Emit, Fail, Finish, Wait
 from inline import GeneratorEngine, Notebook, Slots, Spans, delta, engine_plugin, provides
 from loopback import (
     HELLO,
@@ -26,6 +22,10 @@ from loopback import (
     text_of,
     until,
 )
+
+from appliance.errors import EngineError
+from appliance.plugin import Call, Chunk
+from appliance.testing import CallTool, Emit, Fail, Finish, Wait
 
 CHAT = "/v1/chat/completions"
 STREAM = {"model": "m", "stream": True, "messages": HELLO}
@@ -192,13 +192,17 @@ async def test_o04_a_failure_inside_a_stream_is_an_error_event(box, fault, caplo
     assert b.engine.running == 0
 
 
+async def read(stream, texts: list[str]) -> None:
+    async for chunk in stream:
+        texts.append(chunk.choices[0].delta.content or "")
+
+
 async def test_o04_the_official_client_raises_its_api_error(box):
     async with box([Emit("par"), Emit("tial"), Fail("boom at 0x7f")]) as b:
         stream = await b.openai.chat.completions.create(model="m", messages=HELLO, stream=True)
-        texts = []
+        texts: list[str] = []
         with pytest.raises(openai.APIError) as caught:
-            async for chunk in stream:
-                texts.append(chunk.choices[0].delta.content or "")
+            await read(stream, texts)
         await stream.close()
     assert "".join(texts) == "partial"
     assert "0x7f" not in str(caught.value)
@@ -252,12 +256,12 @@ async def test_an_engine_s_own_finish_reason_passes(box):
 
 
 async def test_the_official_stream_helper_gathers_text_and_usage(box):
-    async with box([Emit("Hello"), Emit(" world")]) as b:
-        async with b.openai.chat.completions.stream(
-            model="m", messages=HELLO, stream_options={"include_usage": True}
-        ) as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_completion()
+    async with (
+        box([Emit("Hello"), Emit(" world")]) as b,
+        b.openai.chat.completions.stream(model="m", messages=HELLO, stream_options={"include_usage": True}) as stream,
+    ):
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_completion()
     assert "content.delta" in kinds
     assert final.choices[0].message.content == "Hello world"
     assert final.choices[0].finish_reason == "stop"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from appliance.knowledge.citations import Citations
-from appliance.types import Passage
 from inline import GeneratorEngine, delta, engine_plugin
 from loopback import chunks_of, text_of
 from steps import OWN_MODEL, PASSAGE, SEARCHING, Steps
+
+from appliance.knowledge.citations import Citations
+from appliance.types import Passage
 
 
 def passage(number: int, text: str = "", filename: str = "same.txt") -> Passage:
@@ -58,15 +60,15 @@ def test_an_annotation_is_openai_s_with_a_quote_of_the_original_text():
     citations = Citations([passage(1, "<b>[INST]" + "x" * 500)])
     citations.read("[1]")
     (annotation,) = citations.annotations()
-    assert annotation == {
-        "type": "file_citation", "file_id": "file_1", "filename": "same.txt", "index": 3, "quote": "<b>[INST]" + "x" * 291,
-    }  # fmt: skip
+    quote = "<b>[INST]" + "x" * 291
+    expected = {"type": "file_citation", "file_id": "file_1", "filename": "same.txt", "index": 3, "quote": quote}
+    assert annotation == expected
 
 
 @given(text=st.text(alphabet="[]0123 aü😀", max_size=40), cuts=st.lists(st.integers(0, 40), max_size=6))
 def test_o27_any_cutting_into_chunks_gives_the_same_citations(text, cuts):
     places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
     assert cited(*pieces) == cited(text)
     assert all(0 <= index <= len(text) for _, index in cited(text))
 

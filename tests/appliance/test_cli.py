@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import yaml
+from commands import appliance, write_config
+from distributions import offer  # noqa: F401 - a fixture
 
 from appliance import __version__
 from appliance.cli import main
-from commands import appliance, write_config
-from distributions import offer  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -143,19 +143,22 @@ def test_a_plugin_that_breaks_at_import_fails_the_check(run, tmp_path, offer):  
     assert (code, err) == (1, "error: plugin brokencli failed to import: OSError: no card\n")
 
 
+ENGINE = """
+from appliance.plugin import hookimpl
+@hookimpl
+def appliance_engines(): return {{{kind!r}: lambda spec, context: {value}}}
+"""
+
+
 def test_an_engine_factory_that_breaks_fails_the_check_in_one_line(run, tmp_path, offer):  # noqa: F811
-    offer(
-        "clumsy",
-        "from appliance.plugin import hookimpl\n@hookimpl\ndef appliance_engines(): return {'clumsy': lambda spec, context: 1 / 0}",
-    )
+    offer("clumsy", ENGINE.format(kind="clumsy", value="1 / 0"))
     write_config(tmp_path, plugins=["clumsy"], models=[{"name": "m", "engine": "clumsy"}])
     code, _, err = run("check")
     assert (code, err) == (1, "error: models[0].engine: clumsy cannot be made: ZeroDivisionError: division by zero\n")
 
 
 def test_an_engine_factory_that_makes_something_else_fails_the_check(run, tmp_path, offer):  # noqa: F811
-    source = "from appliance.plugin import hookimpl\n@hookimpl\ndef appliance_engines(): return {'odd': lambda spec, context: 5}"
-    offer("odd", source)
+    offer("odd", ENGINE.format(kind="odd", value="5"))
     write_config(tmp_path, plugins=["odd"], models=[{"name": "m", "engine": "odd"}])
     assert run("check")[2].startswith("error: models[0].engine: odd is no engine but int")
 

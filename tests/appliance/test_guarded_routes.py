@@ -6,17 +6,19 @@ import re
 
 import httpx
 import pytest
+from inline import Keys, provides
 from litestar import get
+from loopback import assert_openai_error, build_app, served_in_thread
 
 from appliance.errors import Forbidden
 from appliance.http.guard import ACTION
-from inline import Keys, provides
-from loopback import assert_openai_error, build_app, served_in_thread
 
 PUBLIC = {"/livez", "/readyz"}
-ODD_PATHS = ["//v1/chat/completions", "/v1//models", "/v1/../v1/models", "/V1/models", "/v1/models/", "/v1/models/m/",
-             "/%76%31/models", "/v1/models%2f", "/v1/chat/completions/", "/v1/chat/completions?x=/livez", "/livez/../v1/models",
-             "/v1/models;/livez", "/v1/models%00", "/./v1/models"]  # fmt: skip
+ODD_PATHS = [
+    "//v1/chat/completions", "/v1//models", "/v1/../v1/models", "/V1/models", "/v1/models/", "/v1/models/m/",
+    "/%76%31/models", "/v1/models%2f", "/v1/chat/completions/", "/v1/chat/completions?x=/livez",
+    "/livez/../v1/models", "/v1/models;/livez", "/v1/models%00", "/./v1/models",
+]  # fmt: skip
 
 
 @get("/plugin/x", sync_to_thread=False)

@@ -10,14 +10,14 @@ from pathlib import Path
 import click
 import httpx
 import pytest
+from inline import GeneratorEngine, InputHook, Keys, Notebook, OutputHook, Slots, Spans, delta, engine_plugin, provides
 from litestar import get
+from loopback import assert_openai_error
 
 from appliance import hookspecs
 from appliance.config import parse
 from appliance.plugin import EngineUnavailable, Forbidden, Principal, Strict
 from appliance.plugins import Plugins
-from inline import GeneratorEngine, InputHook, Keys, Notebook, OutputHook, Slots, Spans, delta, engine_plugin, provides
-from loopback import assert_openai_error
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "plugins.md"
 HOOKS = [name for name, value in vars(hookspecs).items() if hasattr(value, "appliance_spec")]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from inline import InputHook, Notebook, OutputHook, Slots, provides
+from loopback import HELLO, assert_openai_error, chunks_of, connection, raw_answer, request_bytes, text_of, until
+from steps import ORDER, OWN_MODEL, SEARCHING, Steps
 
 from appliance.plugin import (
     Blocked,
@@ -17,9 +20,6 @@ from appliance.plugin import (
     Unauthenticated,
 )
 from appliance.testing import Emit, Wait
-from inline import InputHook, Notebook, OutputHook, Slots, provides
-from loopback import HELLO, assert_openai_error, chunks_of, connection, raw_answer, request_bytes, text_of, until
-from steps import ORDER, OWN_MODEL, SEARCHING, Steps
 
 CHAT = "/v1/chat/completions"
 

@@ -7,8 +7,12 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from distributions import offer  # noqa: F401 - a fixture
+from inline import Notebook, provides
 from litestar import get
 from litestar.handlers import HTTPRouteHandler
+from loopback import box as serve_box
+from loopback import build_app
 
 from appliance.config import parse
 from appliance.errors import ConfigError, PluginError
@@ -16,10 +20,6 @@ from appliance.http.guard import ACTION
 from appliance.plugin import EngineError, Strict, hookimpl
 from appliance.plugins import Plugins, installed
 from appliance.testing import Emit, ScriptedPlugin
-from distributions import offer  # noqa: F401 - a fixture
-from inline import Notebook, provides
-from loopback import box as serve_box
-from loopback import build_app
 
 
 def plugins_of(config: str = "", **extra: object) -> Plugins:
@@ -56,14 +56,20 @@ def test_one_plugin_object_under_two_names_is_refused():
         plugins_of(a=plugin, b=plugin)
 
 
-def test_a_plugin_class_is_instantiated_once_an_app(offer):  # noqa: F811
-    source = "from appliance.plugin import hookimpl\nclass Plugin:\n    @hookimpl\n    def appliance_recorders(self):\n        return []\nplugin = Plugin\n"
-    offer("classy", source)
-    import importlib
+CLASSY = """
+from appliance.plugin import hookimpl
+class Plugin:
+    async def record(self, record): pass
+    @hookimpl
+    def appliance_recorders(self): return [self]
+"""
 
-    module = importlib.import_module("plugin_classy")
-    assert module.Plugin is module.plugin
-    assert plugins_of("plugins: [classy]").recorders() == []
+
+def test_a_plugin_class_gets_an_instance_for_each_app(offer):  # noqa: F811
+    offer("classy", CLASSY, attribute="Plugin")
+    (_, first), (_, second) = (plugins_of("plugins: [classy]").recorders()[0] for _ in range(2))
+    assert type(first) is type(second)
+    assert first is not second
 
 
 def test_order_comes_from_the_configuration_alone(offer):  # noqa: F811
@@ -175,7 +181,7 @@ def test_bad_settings_are_named_by_their_yaml_path(block, message):
 
 
 def test_a_block_for_a_plugin_without_settings_is_refused():
-    with pytest.raises(PluginError, match="plugin.plain: this plugin has no settings; remove the block"):
+    with pytest.raises(PluginError, match=r"plugin.plain: this plugin has no settings; remove the block"):
         plugins_of("plugins: [plain]\nplugin: {plain: {a: 1}}", plain=provides(recorders=[]))
 
 

@@ -7,12 +7,12 @@ import socket
 
 import httpx
 import pytest
+from commands import appliance, served, write_config
+from distributions import install
 
 from appliance import serve
 from appliance.config import parse
 from appliance.errors import StartError
-from commands import appliance, served, write_config
-from distributions import install
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 DYING = """
