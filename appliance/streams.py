@@ -65,15 +65,25 @@ async def observed(call: Call, generation: Generation, record: CallRecord) -> As
         else:
             record.last_token = clock()
             record.tokens += 1
-        if _LAST.search(event) and _summary(chunk.payload, record) and not wants_usage:
-            continue
+        if _LAST.search(event):
+            summary = _summary(chunk.payload, record)
+            if summary.usage is not None and summary.choices:
+                chunk = _without_counts(chunk)  # noqa: PLW2901
+                event = chunk.event
+            elif summary.usage is not None and not wants_usage:
+                continue
         if wants_usage and b'"usage"' not in event and event.endswith(_END):
             chunk = Chunk(event[:-3] + b',"usage":null}\n\n')  # noqa: PLW2901
         yield chunk
 
 
-def _summary(payload: bytes, record: CallRecord) -> bool:
-    """Note finish reasons and usage; true for the usage chunk, which has no choices."""
+def _without_counts(chunk: Chunk) -> Chunk:
+    """Running counts, which some engines put beside the text, make clients take a chunk for the usage chunk."""
+    return Chunk(body={key: value for key, value in chunk.body.items() if key != "usage"})
+
+
+def _summary(payload: bytes, record: CallRecord) -> _Summary:
+    """Note finish reasons and usage; the usage chunk is the one without choices."""
     try:
         summary = _summarise(payload)
     except msgspec.MsgspecError:
@@ -84,7 +94,7 @@ def _summary(payload: bytes, record: CallRecord) -> bool:
         record.usage = Usage(
             usage.prompt_tokens or 0, usage.completion_tokens or 0, (details and details.cached_tokens) or 0
         )
-    return summary.usage is not None and not summary.choices
+    return summary
 
 
 async def cited(call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:

@@ -152,6 +152,31 @@ async def test_o02_text_that_looks_like_usage_or_the_end_is_just_text(box):
     assert all("usage" in chunk for chunk in chunks_of(raw))
 
 
+@pytest.mark.parametrize("asked", [True, False])
+async def test_o02_running_token_counts_of_an_engine_are_left_out(box, asked):
+    async def play(call: Call) -> AsyncIterator[Chunk]:
+        for count, (text, reason) in enumerate([("a", None), ("b", None), ("", "stop")], 1):
+            counts = {"prompt_tokens": 1, "completion_tokens": count, "total_tokens": count + 1}
+            yield Chunk(body={**delta(text, reason).body, "usage": counts})
+        yield Chunk(body={**delta("").body, "choices": [], "usage": counts})
+
+    notebook = Notebook()
+    config = {"models": [{"name": "m", "engine": "own"}]}
+    plugins = {"own": engine_plugin(GeneratorEngine(play)), "notes": provides(recorders=[notebook])}
+    async with box(None, config, **plugins) as b:
+        body = STREAM | ({"stream_options": {"include_usage": True}} if asked else {})
+        _, _, raw = await raw_answer(b.url, request_bytes(CHAT, body))
+    assert text_of(raw) == "ab"
+    chunks = chunks_of(raw)
+    if asked:
+        assert [chunk["usage"] for chunk in chunks[:-1]] == [None, None, None]
+        assert chunks[-1]["usage"]["total_tokens"] == 4
+    else:
+        assert b"usage" not in raw
+        assert len(chunks) == 3
+    assert notebook.records[0].usage.completion_tokens == 3
+
+
 async def test_o02_completions_end_the_same_way(box):
     async with box([Emit("a"), Emit("b")]) as b:
         body = {"model": "m", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
