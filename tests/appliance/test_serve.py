@@ -140,6 +140,18 @@ def test_an_engine_that_dies_at_the_start_ends_everything_with_one_line(tmp_path
     assert "ready after" not in result.stdout.replace("starting m ...", "")
 
 
+def test_it_can_be_stopped_while_an_engine_still_loads(tmp_path):
+    write_config(tmp_path, **DYING_CONFIG)
+    source = DYING.replace("raise {error}", "await __import__('asyncio').sleep(60)").format()
+    plugins = install(tmp_path / "plugins", "dying", source)
+    with served(cwd=tmp_path, python_path=plugins) as running:
+        running.wait_for("starting m, big ...")
+        running.signal()
+        assert running.end() == 0
+        assert not running.orphans()
+    assert not [line for line in running.lines if "Traceback" in line or "ready after" in line and "big" in line]
+
+
 def test_a_plugin_whose_lifespan_fails_is_named(tmp_path):
     source = """
 from contextlib import asynccontextmanager
