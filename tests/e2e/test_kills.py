@@ -126,9 +126,9 @@ async def kill_at_random(
     """Kill the worker or the server, mostly while they work, at times while they start."""
     chance = random.Random(SEED)
     while len(kills) < KILLS:
-        if chance.random() < 0.8:
+        if chance.random() < 0.7:
             await ready(client)
-        await asyncio.sleep(chance.uniform(0, 0.8))
+        await asyncio.sleep(chance.uniform(0, 0.6))
         kill, name = (appliance.kill_server, "server") if chance.random() < 0.3 else (appliance.kill_worker, "worker")
         if kill():
             kills.append(name)
