@@ -50,7 +50,7 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self._settings: dict[str, Any] = {}
         self._context: AppContext | None = None
-        self.names = tuple(dict.fromkeys([*config.plugins, *(extra or {})]))
+        self.names: tuple[str, ...] = tuple(dict.fromkeys([*config.plugins, *(extra or {})]))
         available = installed()
         for name in self.names:
             self._register(name, (extra or {}).get(name) or self._load(name, available))
