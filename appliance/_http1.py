@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
             self._head_bytes += nbytes
         try:
             self._parser.feed_data(self._read_buffer[:nbytes])
-        except Exception as error:  # httptools wraps what a callback raised
+        except Exception as error:  # noqa: BLE001 - httptools wraps whatever a callback raised
             self._fail(_parse_error(self._origin, error))
             return
         if body.done:

@@ -32,7 +32,7 @@ class _App(Litestar):
 
 
 def create_app(runtime: Runtime, *, manage: bool = True) -> Litestar:
-    """The ASGI app around a runtime. With ``manage`` the app's lifespan starts and stops the runtime, engines included."""
+    """The ASGI app around a runtime. With ``manage`` its lifespan starts and stops the runtime, engines included."""
     config = runtime.config
     origins = list(config.server.cors_origins)
     app = _App(

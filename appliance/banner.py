@@ -12,6 +12,7 @@ def banner(config: Config, port: int, seconds: float) -> str:
     chats = [model for model in config.models if model.engine or model.alias_of]
     grounded = next((model for model in chats if model.vector_stores), None)
     model = (grounded or chats[0]).name if chats else "MODEL"
+    ask = "Which command starts the appliance?" if grounded else "What is the capital of France?"
     lines = [
         "",
         f"ready after {seconds:.1f} s",
@@ -21,7 +22,7 @@ def banner(config: Config, port: int, seconds: float) -> str:
         "",
         "curl:",
         f"  curl -N {base}/chat/completions -H 'Content-Type: application/json' \\",
-        f"""    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "{_question(model, grounded)}"}}]}}'""",
+        f"""    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "{ask}"}}]}}'""",
         "",
         "openai (pip install openai):",
         "  from openai import OpenAI",
@@ -39,7 +40,3 @@ def banner(config: Config, port: int, seconds: float) -> str:
 
 def _note(stores: tuple[str, ...]) -> str:
     return f" (answers from {', '.join(stores)})" if stores else ""
-
-
-def _question(model: str, grounded: object) -> str:
-    return "Which command starts the appliance?" if grounded else "What is the capital of France?"

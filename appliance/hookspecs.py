@@ -63,7 +63,7 @@ def appliance_engines(settings: Settings, context: AppContext) -> Mapping[str, E
 
 @hookspec
 def appliance_embedders(settings: Settings, context: AppContext) -> Mapping[str, EmbedderFactory]:  # type: ignore[empty-body]
-    """Embedder kinds by the name that ``models[].embedder`` uses. Called in the worker and, to check options, in the server."""
+    """Embedder kinds by the name that ``models[].embedder`` uses. The server reads the names only."""
 
 
 @hookspec

@@ -1,4 +1,4 @@
-"""The path of a request, whole:
+"""The path of a request, whole.
 
     authenticate -> admit -> filter input -> retrieve -> generate -> filter output -> record
 

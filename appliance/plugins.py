@@ -287,8 +287,9 @@ def _is_async(function: Callable[..., object]) -> bool:
 
 def _expect(value: object, type_: type, plugin: str, hook: str) -> None:
     if not isinstance(value, type_) or isinstance(value, str):
+        found = type(value).__name__
         raise PluginError(
-            f"plugin {plugin}: {hook} returned {type(value).__name__}, which is no {type_.__name__}; see docs/plugins.md"
+            f"plugin {plugin}: {hook} returned {found}, which is no {type_.__name__}; see docs/plugins.md"
         )
 
 

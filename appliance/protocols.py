@@ -40,7 +40,8 @@ class Generation(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Chunk]: ...
     async def __anext__(self) -> Chunk: ...
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Abort, or do nothing once the answer is over."""
 
 
 @runtime_checkable
@@ -105,7 +106,7 @@ class Embedder(Protocol):
         ...
 
     def token_spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """Character offsets (start, end) of each token of a text, without special tokens. May take long: call off the loop."""
+        """Character offsets (start, end) of each token of a text, without special ones. Slow: call it off the loop."""
         ...
 
 
@@ -126,8 +127,11 @@ class VectorStore(Protocol):
     ``RetrievalUnavailable`` when the database is out of reach.
     """
 
-    async def start(self) -> None: ...
-    async def stop(self) -> None: ...
+    async def start(self) -> None:
+        """Open or connect. Raises StartError with the fix."""
+
+    async def stop(self) -> None:
+        """Close. Idempotent."""
 
     async def create(self, collection: str, dimensions: int) -> None:
         """Make a collection, or do nothing if it exists. Raises Conflict if it has other dimensions."""
@@ -184,7 +188,7 @@ class Parser(Protocol):
         """Read a file.
 
         Raises:
-            InvalidFile: it is broken or holds no text. ``UnsupportedFile``: it cannot be read here (encrypted, unknown).
+            InvalidFile: it is broken or holds no text. ``UnsupportedFile``: it cannot be read here, as when encrypted.
         """
         ...
 
@@ -194,7 +198,7 @@ class Chunker(Protocol):
     """Cuts a document into pieces for embedding. Plain synchronous code, run off the event loop."""
 
     def split(self, document: Document, *, size: int, overlap: int, spans: Sequence[tuple[int, int]]) -> Sequence[Span]:
-        """Cut into pieces of at most ``size`` tokens, neighbours sharing ``overlap``; ``spans`` are the text's tokens."""
+        """Cut into pieces of at most ``size`` tokens, neighbours sharing ``overlap``. ``spans``: the text's tokens."""
         ...
 
 
@@ -238,7 +242,7 @@ class Authorizer(Protocol):
     """Decides whether a known caller may do something. All authorizers must agree."""
 
     async def authorize(self, principal: Principal, action: str, resource: str) -> None:
-        """``action`` as in ``models.use``, ``files.write``, ``admin``; ``resource`` an id or model name. Raises Forbidden."""
+        """Judge an ``action`` such as ``models.use`` on a ``resource``, a model or path. Raises Forbidden."""
 
 
 @runtime_checkable
@@ -276,15 +280,21 @@ class OutputFilter(Protocol):
 class Recorder(Protocol):
     """Is told of every call when it is over, whatever came of it."""
 
-    async def record(self, record: CallRecord) -> None: ...
+    async def record(self, record: CallRecord) -> None:
+        """Take note of a finished call; failures are logged and hurt nobody."""
 
 
 class TraceSpan(Protocol):
-    """An open span. As a context manager it is the current one; ``end`` closes it for good."""
+    """An open span; ``end`` closes it for good."""
 
-    def set(self, key: str, value: str | int | float | bool | Sequence[str]) -> None: ...
-    def fail(self, error: BaseException) -> None: ...
-    def end(self) -> None: ...
+    def set(self, key: str, value: str | int | float | bool | Sequence[str]) -> None:
+        """Set an attribute."""
+
+    def fail(self, error: BaseException) -> None:
+        """Say what went wrong; the span stays open."""
+
+    def end(self) -> None:
+        """Close the span. Idempotent."""
 
 
 @runtime_checkable

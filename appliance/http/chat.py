@@ -48,7 +48,7 @@ class Route:
         check: Callable[[Any, LimitsConfig], None],
     ) -> None:
         self.path = path
-        self.operation = operation
+        self.operation: Operation = operation
         self._decode = decoder(type_)
         self._check = check
         self._known = frozenset(field.encode_name for field in msgspec.structs.fields(type_))
@@ -67,7 +67,7 @@ class Route:
                 await self._answer(call, runtime, reply)
         except ClientGone:
             log.debug("request %s: the client left", request_id)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an OpenAI error
             errors.log_unexpected(error, request_id)
             await reply.fail(error, runtime.config.auth.realm)
 

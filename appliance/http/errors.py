@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 from litestar import Request, Response
-from appliance.http.request_id import new_request_id
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
 from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError, Unauthenticated
+from appliance.http.request_id import new_request_id
 
 log = logging.getLogger("appliance.http")
 JSON = "application/json"

@@ -1,4 +1,4 @@
-"""The probes. ``/livez`` says that the process runs and depends on nothing; ``/readyz`` that requests can be answered."""
+"""The probes: ``/livez`` says that the process runs, whatever else; ``/readyz`` that requests can be answered."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def kill_survivors(session: int, marker: str) -> None:
 
 def _processes() -> list[int]:
     try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     except FileNotFoundError:
         return []
 

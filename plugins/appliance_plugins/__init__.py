@@ -1,0 +1,1 @@
+"""Plugins: limits, filters and model sources."""

@@ -1,0 +1,1 @@
+"""Retrieval: vector stores, embedders, parsers and chunkers."""

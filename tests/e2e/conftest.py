@@ -1,4 +1,4 @@
-"""The one real appliance of the end-to-end tests: real vLLM, real embedder, real Milvus Lite, as `make serve` has it."""
+"""The one real appliance of the end-to-end tests: real vLLM, real embedder and Milvus Lite, as `make serve` has it."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ async def test_o01_closing_a_stream_frees_vllm_within_a_second(vllm_engine: Vllm
     await generation.aclose()
     began = time.monotonic()
     async with asyncio.timeout(10):
-        while await running_requests(vllm_engine):  # noqa: ASYNC110 - nothing tells
+        while await running_requests(vllm_engine):
             await asyncio.sleep(0.05)
     assert time.monotonic() - began < 1.5
 
@@ -297,5 +297,5 @@ def title(pid: int) -> str:
 
 async def eventually(holds: object, seconds: float) -> None:
     async with asyncio.timeout(seconds):
-        while not holds():  # type: ignore[operator]  # noqa: ASYNC110 - nothing tells
+        while not holds():  # type: ignore[operator]
             await asyncio.sleep(0.1)

@@ -33,8 +33,10 @@ def test_a_log_starts_empty_private_and_keeps_the_one_before(tmp_path: Path) -> 
         ("Traceback:\n  x\nValueError: no model\nbye\nbye bye\n", "ValueError: no model"),
         ("\x1b[31mERROR\x1b[0m: red\x07\n", "ERROR: red"),
         (
-            "(EngineCore) ValueError: too little memory\n"
-            "(API) RuntimeError: Engine core initialization failed. See root cause above.\n",
+            (
+                "(EngineCore) ValueError: too little memory\n"
+                "(API) RuntimeError: Engine core initialization failed. See root cause above.\n"
+            ),
             "(EngineCore) ValueError: too little memory",
         ),
         ("RuntimeError: a\nRuntimeError: a\nKeyError: b\nKeyError: b\n", "RuntimeError: a | KeyError: b"),
