@@ -12,7 +12,7 @@ from types import TracebackType
 from litestar.types import Receive
 
 
-class ClientGone(Exception):  # noqa: N818 - not an error of ours
+class ClientGone(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
@@ -36,6 +36,7 @@ class ClientWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.cancel()
+        del self._watcher  # it refers to this object: such a circle would be left to the garbage collector
         if self._gone and self._task is not None:
             self._task.uncancel()
             if kind is None or issubclass(kind, asyncio.CancelledError):
