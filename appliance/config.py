@@ -44,6 +44,8 @@ class ServerConfig(Strict, frozen=True):
     """Browser origins that may call the API."""
     allow_unauthenticated: bool = False
     """Serve other machines although no authentication is set up."""
+    allowed_hosts: tuple[str, ...] = ()
+    """While nobody is asked for a key: further names that ``Host`` may hold; ``*`` allows all."""
 
 
 class ModelConfig(Strict, frozen=True):

@@ -16,6 +16,8 @@ from appliance.errors import BadRequest
 
 _T = TypeVar("_T")
 MAX_JSON_DEPTH = 64
+_MAX_TOLD = 200
+"""msgspec quotes a wrong enum value whole, and it may be of any length."""
 
 Text: TypeAlias = str
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -182,8 +184,9 @@ def decoder(type_: type[_T]) -> Callable[[bytes], _T]:
 
 def invalid_field(error: msgspec.ValidationError) -> BadRequest:
     """msgspec's message as an OpenAI error: "Expected `int`, got `str` - at `$.n`" names ``n``."""
-    message, _, path = str(error).partition(" - at `$")
-    param = path.rstrip("`").lstrip(".") or None
+    text, place, path = str(error).rpartition(" - at `$")
+    message = (text if place else path)[:_MAX_TOLD]
+    param = (place and path.rstrip("`").lstrip(".")) or None
     if "missing required field" in message:
         missing = message.rpartition("field `")[2].rstrip("`")
         param = f"{param}.{missing}" if param else missing

@@ -119,7 +119,12 @@ async def connection(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 def request_bytes(path: str, body: object, *, method: str = "POST", headers: Mapping[str, str] | None = None) -> bytes:
     """A whole HTTP/1.1 request; a body that is not bytes is sent as JSON."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", "host: test", "content-type: application/json", f"content-length: {len(raw)}"]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {len(raw)}",
+    ]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + raw
 

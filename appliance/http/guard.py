@@ -6,26 +6,33 @@ the probes, which carry no data.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
+from appliance.errors import BadRequest
+from appliance.http.hosts import check_host
 from appliance.http.request_id import request_id_of
 from appliance.http.tools import runtime
 from appliance.types import ANONYMOUS
 
 ACTION = "action"
 PUBLIC = "public"
+_ONCE = (b"host", b"authorization", b"content-type", b"content-length", b"api-key", b"x-api-key")
+"""Headers of which two would mean different things to different readers."""
 
 
 async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Find the caller and check the route's action. Raises Unauthenticated, Forbidden."""
+    """Find the caller and check the route's action. Raises BadRequest, Unauthenticated, Forbidden."""
     scope = connection.scope
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    raw = cast("list[tuple[bytes, bytes]]", scope["headers"])
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
     state = scope.setdefault("state", {})
     state["headers"] = headers
     state["request_id"] = request_id_of(headers)
+    if len(headers) < len(raw):
+        _check_repeated([name for name, _ in raw])
     action = handler.opt.get(ACTION)
     if action == PUBLIC:
         scope["user"] = ANONYMOUS
@@ -33,6 +40,14 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     pipeline = runtime(connection).pipeline
     principal = await pipeline.authenticate(headers)
     scope["user"] = principal
+    if principal is ANONYMOUS:
+        check_host(cast("Any", scope)["method"], headers, runtime(connection).config.server)
     # The hot routes ask for their model in the pipeline.
     if action != "models.use":
         await pipeline.authorize(principal, str(action), scope["path"])
+
+
+def _check_repeated(names: list[bytes]) -> None:
+    for name in _ONCE:
+        if names.count(name) > 1:
+            raise BadRequest(f"the header {name.decode()} is there twice; send it once", code="repeated_header")

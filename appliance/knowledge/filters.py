@@ -13,10 +13,13 @@ from typing import Literal, TypeAlias, Union
 import msgspec
 
 from appliance.errors import BadRequest
+from appliance.wire import invalid_field
 
 Scalar: TypeAlias = str | bool | int | float
 Attributes: TypeAlias = Mapping[str, Scalar]
 MAX_DEPTH, MAX_TERMS, MAX_VALUES, MAX_TEXT = 8, 64, 256, 512
+MAX_NUMBER = 2**53
+"""Whole numbers beyond it are no longer exact where they are stored, and attributes cannot hold them."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -73,7 +76,7 @@ def _parse_comparison(raw: dict[object, object], where: str) -> Comparison:
     try:
         comparison = msgspec.convert(raw, Comparison)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"{where} is not a filter: {error}", param=where) from None
+        raise BadRequest(f"{where} is not a filter: {invalid_field(error)}", param=where) from None
     several = isinstance(comparison.value, tuple)
     if several != (comparison.type in ("in", "nin")):
         wanted = "a list" if not several else "a string, number or boolean"
@@ -85,6 +88,8 @@ def _parse_comparison(raw: dict[object, object], where: str) -> Comparison:
         raise BadRequest(f"{where}.value must be a number or string for {comparison.type}", param=f"{where}.value")
     if any(isinstance(value, str) and len(value) > MAX_TEXT * 4 for value in values):
         raise BadRequest(f"{where}.value is longer than {MAX_TEXT * 4} characters", param=f"{where}.value")
+    if any(type(value) is int and abs(value) > MAX_NUMBER for value in values):
+        raise BadRequest(f"{where}.value: whole numbers must lie within ±2^53", param=f"{where}.value")
     return comparison
 
 

@@ -16,13 +16,14 @@ from litestar import Litestar
 
 from appliance.app import create_app
 from appliance.config import parse
+from appliance.http.connection import Connection
 from appliance.runtime import Runtime, build
 
 
 def make_runtime(
     config: Mapping[str, Any] | str, plugins: Mapping[str, object] | None = None, *, folder: Path | None = None
 ) -> Runtime:
-    """A runtime from configuration as a mapping or YAML; ``plugins`` are plugin objects by name, no installation needed.
+    """A runtime from configuration as a mapping or YAML; ``plugins`` are plugin objects by name, not installed.
 
     Retrieval runs in this process. ``folder`` is where relative paths count from; default: a new temporary one.
     """
@@ -46,7 +47,13 @@ async def serving(app: Litestar) -> AsyncIterator[str]:
         listener.bind(("127.0.0.1", 0))
         server = _Server(
             uvicorn.Config(
-                app, log_config=None, access_log=False, ws="none", lifespan="on", timeout_graceful_shutdown=2
+                app,
+                http=Connection,
+                log_config=None,
+                access_log=False,
+                ws="none",
+                lifespan="on",
+                timeout_graceful_shutdown=2,
             )
         )
         task = asyncio.create_task(_serve(server, listener))

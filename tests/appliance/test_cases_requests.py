@@ -198,7 +198,7 @@ async def test_o11_a_json_body_of_12_mb_is_413(box):
 
 async def test_o11_a_chunked_body_that_never_ends_is_413_at_the_limit(box):
     async with box(None, {"server": {"max_json_bytes": 100_000}}) as b, connection(b.url) as (reader, writer):
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range(20):
             writer.write(b"2710\r\n" + b" " * 10_000 + b"\r\n")
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
@@ -214,7 +214,7 @@ async def test_o11_the_limit_is_what_the_configuration_says(box):
 async def test_a_client_that_breaks_off_its_body_harms_nobody(box, caplog):
     async with box() as b:
         async with connection(b.url) as (_, writer):
-            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
             await writer.drain()
         assert (await b.chat()).status_code == 200
     assert not caplog.records
@@ -363,7 +363,7 @@ def direct(tmp_path_factory):
     app, _ = build_app(tmp_path_factory.mktemp("direct"), [Emit("hello")])
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     with asyncio.Runner() as runner:
-        client = httpx.AsyncClient(transport=transport, base_url="http://test")
+        client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
         yield lambda path, body: runner.run(client.post(path, content=json.dumps(body).encode()))
         runner.run(client.aclose())
 

@@ -192,7 +192,7 @@ async def _endless_upload(base: str, announced: bool) -> bytes:
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     length = b"Content-Length: 99999999999" if announced else b"Transfer-Encoding: chunked"
     writer.write(
-        b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         + length
         + b"\r\n\r\n"
     )
@@ -215,7 +215,7 @@ async def _endless_upload(base: str, announced: bool) -> bytes:
 async def test_an_upload_that_breaks_off_leaves_nothing(base, raw, tmp_path) -> None:
     url = urlsplit(base)
     _, writer = await asyncio.open_connection(url.hostname, url.port)
-    writer.write(b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n")
+    writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n")
     writer.write(b"Content-Type: multipart/form-data; boundary=b\r\n\r\n")
     writer.write(_form(b"a.txt", b"").partition(b"\r\n--b--")[0] + b"x" * 3_000_000)
     await writer.drain()

@@ -1,0 +1,142 @@
+"""The server's side of a connection: uvicorn's, with bounds on what a peer may send and how slowly.
+
+uvicorn with httptools takes a head of any size and waits for it for ever. Here a head, a chunk extension or a
+trailer ends at ``MAX_HEAD_BYTES`` with 431, a head must be whole after ``HEAD_SECONDS``, and a body must keep coming.
+What is not HTTP is answered with an OpenAI error body like everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from appliance.errors import BadRequest
+from appliance.http.errors import error_body
+
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_SECONDS = 12.0
+BODY_SECONDS = 30.0
+MIN_BODY_BYTES = 1024
+"""A body that brings less within ``BODY_SECONDS`` is given up, unless it is the server that does not read."""
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._unread = 0
+        """Bytes that came since the last piece of a body: of a head, of chunk framing or of trailers."""
+        self._body_bytes = 0
+        self._in_body = False
+        self._too_large = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The head of the first request is due."""
+        super().connection_made(transport)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is due any more."""
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Refuse what is too large before the parser keeps it; watch what is still due."""
+        self._unread += len(data)
+        if self._unread > MAX_HEAD_BYTES + len(data):  # this read may hold a body, the ones before did not
+            self._refuse_head()
+            return
+        super().data_received(data)
+        if self._timer is None and not self.transport.is_closing():
+            if self._in_body:
+                self._watch_body()
+            elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+                self._watch_head()
+
+    # Parser callbacks
+
+    def on_headers_complete(self) -> None:
+        """The head is over; one read may have brought a large one whole."""
+        if self._unread > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:
+            self._too_large = True
+            raise ValueError  # stops the parser; send_400_response comes next
+        self._stop_watching()
+        self._unread = self._body_bytes = 0
+        self._in_body = True
+        super().on_headers_complete()
+        self.headers = []  # trailers come here, and must not become headers of the request
+
+    def on_body(self, body: bytes) -> None:
+        """Progress."""
+        self._unread = 0
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The next head may come."""
+        self._stop_watching()
+        self._unread = 0
+        self._in_body = False
+        super().on_message_complete()
+
+    # Refusals
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser gave up on, and close."""
+        if self._too_large:
+            self._refuse_head()
+        else:
+            self._refuse(400, b"Bad Request", "this is not valid HTTP/1.1; send it with an HTTP client")
+
+    def _refuse_head(self) -> None:
+        self._refuse(
+            431,
+            b"Request Header Fields Too Large",
+            f"the request's head is over {MAX_HEAD_BYTES} bytes; send fewer or shorter headers",
+        )
+
+    def _refuse(self, status: int, reason: bytes, message: str) -> None:
+        if not self.transport.is_closing() and self._may_write():
+            body = msgspec.json.encode(error_body(BadRequest(message)))
+            self.transport.write(
+                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+                % (status, reason, len(body), body)
+            )
+        self.transport.close()
+
+    def _may_write(self) -> bool:
+        """Nothing may be put into an answer under way, nor behind one whose request has not ended."""
+        if self.cycle is None:
+            return True
+        return not self.cycle.response_started if self._in_body else self.cycle.response_complete
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    # What is due
+
+    def _watch_head(self) -> None:
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _watch_body(self) -> None:
+        self._timer = self.loop.call_later(BODY_SECONDS, self._check_body, self._body_bytes)
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check_body(self, before: int) -> None:
+        if self.flow.read_paused or self._body_bytes - before >= MIN_BODY_BYTES:
+            self._watch_body()
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._timer = None
+        self._refuse(408, b"Request Timeout", "the request did not come in time; send it whole, without pauses")

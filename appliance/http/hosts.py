@@ -1,0 +1,54 @@
+"""Keeps web pages out while nobody is asked for a key.
+
+A page in the browser of somebody on this machine can reach ``localhost``: under its own name, once that name resolves
+to 127.0.0.1 (DNS rebinding), or by a form. The first shows in ``Host``, the second in ``Origin``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from appliance.config import ServerConfig
+from appliance.errors import Forbidden
+
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/?#@]+)(?::\d+)?")
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+def check_host(method: str, headers: Mapping[str, str], server: ServerConfig) -> None:
+    """Raises Forbidden for a request that a foreign page may have made."""
+    host = headers.get("host")
+    if host is not None and not _is_ours(host, server):
+        raise Forbidden(
+            f"without API keys the host {host[:80]!r} is not served; add it to server.allowed_hosts or create a key "
+            "(appliance keys create)"
+        )
+    origin = headers.get("origin")
+    if origin is None or method in _SAFE or origin in server.cors_origins or "*" in server.cors_origins:
+        return
+    if not _is_ours(origin.partition("://")[2], server):
+        raise Forbidden(
+            f"without API keys the page {origin[:80]!r} may not call this server; list it under server.cors_origins or "
+            "create a key (appliance keys create)"
+        )
+
+
+@lru_cache(maxsize=64)
+def _is_ours(authority: str, server: ServerConfig) -> bool:
+    """Whether no foreign name can be behind it: an address cannot be rebound."""
+    found = _AUTHORITY.fullmatch(authority)
+    name = found[1].lower().rstrip(".") if found else ""
+    if name == "localhost" or name.endswith(".localhost") or name in _names(server):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return "*" in server.allowed_hosts
+    return True
+
+
+def _names(server: ServerConfig) -> set[str]:
+    return {server.host.lower(), *(name.lower() for name in server.allowed_hosts)}

@@ -1,0 +1,145 @@
+"""What a client may send before it is a request, and how slowly, on raw sockets."""
+
+import asyncio
+import json
+
+import pytest
+from loopback import box, connection, parse_answer, raw_answer, request_bytes
+
+from appliance.http import connection as limits
+from appliance.testing import Emit, Wait
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.fixture
+async def served(tmp_path):
+    async with box(tmp_path) as made:
+        yield made
+
+
+async def answer_to(url, *pieces, pause=0.0):
+    """Write pieces until the server has had enough; status, headers and JSON of what it says before it closes."""
+    async with asyncio.timeout(20), connection(url) as (reader, writer):
+        for piece in pieces:
+            if reader.at_eof() or writer.transport.is_closing():
+                break
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause)
+        status, headers, body = parse_answer(await reader.read())
+        return status, headers, json.loads(body)
+
+
+@pytest.mark.parametrize("header", [{"x-a": "b" * 70_000}, {f"x-{i}": "b" * 10 for i in range(5_000)}])
+async def test_c1_a_head_over_64_kib_is_refused_with_431(served, header):
+    status, headers, body = await raw_answer(served.url, request_bytes("/v1/chat/completions", CHAT, headers=header))
+    assert (status, headers["connection"]) == (431, "close")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_head_of_60_kib_is_served(served):
+    request = request_bytes("/v1/chat/completions", CHAT, headers={"x-a": "b" * 60_000})
+    assert (await raw_answer(served.url, request))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        pytest.param(b"GET /livez HTTP/1.1\r\nx-a: ", id="header"),
+        pytest.param(b"GET /", id="url"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n1;", id="chunk extension"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{", id="trailer"),
+    ],
+)
+async def test_c1_an_endless_head_is_cut_off_early(served, begun):
+    if begun.endswith(b"{"):
+        begun += b"}\r\n0\r\nx-a: "
+    pieces, sent = [b"a" * 65_536] * 300, 0
+    async with asyncio.timeout(20), connection(served.url) as (_, writer):
+        writer.write(begun)
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                sent += 1
+                await asyncio.sleep(0)
+        except ConnectionError:
+            pass
+    assert sent < len(pieces)
+
+
+async def test_c1_a_head_that_never_ends_is_closed(served, monkeypatch):
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.2)
+    for begun in (b"", b"\r\n", b"POST /v1/chat/compl", HEAD):
+        status, _, body = await answer_to(served.url, begun)
+        assert status == 408
+        assert "in time" in body["error"]["message"]
+
+
+async def test_c1_a_second_head_that_never_ends_is_closed_too(served, monkeypatch):
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.2)
+    async with asyncio.timeout(20), connection(served.url) as (reader, writer):
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b"200 OK" in await reader.readuntil(b"}}")
+        writer.write(b"\r\n")
+        assert b"408" in await reader.read()
+
+
+async def test_c1_a_body_that_does_not_come_is_given_up(served, monkeypatch):
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
+    status, _, _ = await answer_to(served.url, HEAD + b"content-length: 5000\r\n\r\n", b"{", b"}", pause=0.1)
+    assert status == 408
+
+
+async def test_a_slow_but_steady_body_is_served(served, monkeypatch):
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
+    body = json.dumps(CHAT | {"user": "u" * 20_000}).encode()
+    pieces = [body[i : i + 2_000] for i in range(0, len(body), 2_000)]
+    head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    status, _, answer = await answer_to(served.url, head, *pieces, pause=0.05)
+    assert status == 200, answer
+
+
+async def test_what_is_not_http_gets_an_openai_error_body(served):
+    status, headers, body = await answer_to(served.url, b"GET / \0 HTTP/1.1\r\n\r\n")
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_garbage_behind_a_request_is_never_written_into_its_answer(tmp_path):
+    request = request_bytes("/v1/chat/completions", CHAT | {"stream": True})
+    async with (
+        box(tmp_path, [Emit("a"), Wait(30)]) as served,
+        asyncio.timeout(20),
+        connection(served.url) as (reader, writer),
+    ):
+        writer.write(request)
+        first = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"\0garbage\0")
+        assert b"HTTP/1.1 4" not in first + await reader.read()
+
+
+async def test_a_trailer_never_becomes_a_header_of_its_request(served):
+    body = json.dumps(CHAT).encode()
+    request = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    request += b"%x\r\n%b\r\n0\r\nx-request-id: from-trailer\r\n\r\n" % (len(body), body)
+    status, headers, _ = parse_answer(await _whole(served.url, request))
+    assert status == 200
+    assert headers["x-request-id"] != "from-trailer"
+
+
+async def _whole(url, request):
+    async with asyncio.timeout(20), connection(url) as (reader, writer):
+        writer.write(request)
+        return await reader.read()
+
+
+@pytest.mark.parametrize("name", ["host", "authorization", "content-type", "x-api-key"])
+async def test_a2_a_header_that_is_there_twice_is_refused(served, name):
+    twice = f"{name}: a\r\n{name}: b\r\n".encode()
+    request = request_bytes("/v1/chat/completions", CHAT).replace(b"content-type: application/json\r\n", twice)
+    status, _, body = await raw_answer(served.url, request)
+    assert status == 400
+    assert json.loads(body)["error"]["code"] == "repeated_header"
