@@ -158,7 +158,7 @@ async def all_completed(client: httpx.AsyncClient, store: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 async def test_fifty_random_kills_lose_nothing_and_double_nothing(tmp_path) -> None:
     appliance = Appliance(tmp_path, free_port())
     kills: list[str] = []

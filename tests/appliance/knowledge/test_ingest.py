@@ -142,6 +142,7 @@ async def _embedding(made: Stack) -> bool:
     return len(made.embedder.calls) > 3
 
 
+@pytest.mark.slow
 async def test_o29_a_busy_strict_embedder_gets_every_chunk_once_and_in_place(tmp_path) -> None:
     embedder = ScriptedEmbedder(max_batch=10, busy={100}, retry_after=0.3)
     async with stack(tmp_path, embedder) as made:

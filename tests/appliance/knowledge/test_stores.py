@@ -58,6 +58,7 @@ async def test_a_file_that_keeps_ending_the_worker_fails_in_the_end(tmp_path, id
     assert "25 times" in row.error_message
 
 
+@pytest.mark.slow
 async def test_a_lease_of_another_worker_is_respected_until_it_runs_out(tmp_path, idle) -> None:
     store, file = await queued(idle, owner="another", lease_expires=now() + 3)
     await idle.stop()
