@@ -1,4 +1,7 @@
-"""``python -m benchmarks [NAME ...]``: run the named benchmarks, or all. For options run one: ``python -m benchmarks.NAME --help``."""
+"""``python -m benchmarks [NAME ...]``: run the named benchmarks, or all.
+
+For options run one by itself: ``python -m benchmarks.NAME --help``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a server ahead of everything else on its core, as if the machine did nothing else: ``_undisturbed.py COMMAND...``.
+"""``_undisturbed.py COMMAND...``: runs a server ahead of all else on its core, as if the machine did nothing else.
 
 The main thread, which runs the event loop, gets real-time priority, its other threads a lower one, so that they
 compete with each other as on a quiet machine. Needs root or CAP_SYS_NICE.

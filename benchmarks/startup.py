@@ -1,4 +1,4 @@
-"""Start-up time and memory at rest: the server process without models, guarded and watched, and with the worker beside it."""
+"""Start-up time and memory at rest of the server process, with no model of its own."""
 
 from __future__ import annotations
 
