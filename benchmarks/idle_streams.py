@@ -1,6 +1,7 @@
 """Memory of open streams: thousands of clients whose answers have begun and are silent, then the same again.
 
-The engine answers every chat with the head of a stream and one chunk, and says no more. While they are open ``/livez`` is asked.
+The engine answers every chat with the head of a stream and one chunk, and says no more. While they are open
+``/livez`` is asked.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ async def _rounds(served: Served, key: str, count: int) -> None:
     idle = rss_bytes(served.pid)
     print(machine())
     print(
-        "| round | streams | KiB a stream | MiB while open | MiB after | /livez p50 / p99 ms while open |\n|---|--:|--:|--:|--:|--:|"
+        print("| round | streams | KiB a stream | MiB while open | MiB after | /livez p50 / p99 ms while open |")
+        print("|---|--:|--:|--:|--:|--:|")
     )
     for round_ in (1, 2):
         streams = await _streams(served, key, count)
