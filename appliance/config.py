@@ -49,11 +49,12 @@ class ServerConfig(Strict, frozen=True):
 
 
 class ModelConfig(Strict, frozen=True):
-    """One model: served by an ``engine``, computed by an ``embedder``, or an ``alias_of`` another model."""
+    """One model: served by an ``engine``, run as ``embedder`` or ``reranker``, or an ``alias_of`` another model."""
 
     name: str
     engine: str | None = None
     embedder: str | None = None
+    reranker: str | None = None
     alias_of: str | None = None
     source: str | None = None
     """``hf:org/name@revision``, ``file:/folder`` or ``wheel:name==version``."""
@@ -82,13 +83,17 @@ class RetrievalConfig(Strict, frozen=True):
     """Which vector-store plugin object keeps the chunks, as ``milvus``; ``None`` switches retrieval off."""
     embedder: str | None = None
     """Name of the embedding model (an entry of ``models``); may be left out if there is just one."""
-    chunk_size: int = 256
+    chunk_size: int = 800
     """Tokens a chunk where the client says nothing (``auto``)."""
-    chunk_overlap: int = 64
+    chunk_overlap: int = 400
     max_num_results: Count = 5
     """Passages put before the model where the client says nothing."""
     candidates: Count = 50
     """How many hits each search leg contributes before fusion."""
+    reranker: str | None = None
+    """Name of a reranking model (an entry of ``models``) that reorders what a search found; ``None`` for none."""
+    rerank_candidates: Count = 20
+    """How many of the best passages it looks at; as many as the client wants, if that is more."""
     min_similarity: float = 0.3
     """Chat only: a passage that shares no word with the question needs at least this cosine."""
     max_context_characters: Count = 12_000
@@ -170,6 +175,10 @@ class Config(Strict, frozen=True):
         if self.retrieval.embedder:
             return next((m for m in candidates if m.name == self.retrieval.embedder), None)
         return candidates[0] if len(candidates) == 1 else None
+
+    def reranking_model(self) -> ModelConfig | None:
+        """The model that reorders what a search found."""
+        return next((m for m in self.models if m.reranker and m.name == self.retrieval.reranker), None)
 
 
 def load(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
@@ -311,8 +320,8 @@ def _check_models(config: Config) -> None:
         if not model.name or model.name in names:
             raise ConfigError(f"{where}.name: {model.name or 'an empty name'} is used twice or empty; choose another")
         names.add(model.name)
-        if sum(kind is not None for kind in (model.engine, model.embedder, model.alias_of)) != 1:
-            raise ConfigError(f"{where}: give exactly one of engine, embedder and alias_of")
+        if sum(kind is not None for kind in (model.engine, model.embedder, model.reranker, model.alias_of)) != 1:
+            raise ConfigError(f"{where}: give exactly one of engine, embedder, reranker and alias_of")
     for i, model in enumerate(config.models):
         target = config.model(model.alias_of) if model.alias_of else None
         if model.alias_of and (target is None or target.engine is None):
@@ -326,6 +335,13 @@ def _check_retrieval(config: Config) -> None:
     check_chunking(retrieval.chunk_size, retrieval.chunk_overlap, "retrieval.chunk_size", "retrieval.chunk_overlap")
     if retrieval.vector_store and config.embedding_model() is None:
         raise ConfigError("retrieval.embedder: name the embedding model, an entry of models with embedder set")
+    if retrieval.reranker and not retrieval.vector_store:
+        raise ConfigError("retrieval.reranker: retrieval is off; set retrieval.vector_store")
+    if retrieval.reranker and config.reranking_model() is None:
+        raise ConfigError(f"retrieval.reranker: {retrieval.reranker} is not a model with a reranker; name one that is")
+    for i, model in enumerate(config.models):
+        if model.reranker and model.name != retrieval.reranker:
+            raise ConfigError(f"models[{i}].reranker: no search uses it; set retrieval.reranker to {model.name}")
 
 
 def check_chunking(size: int, overlap: int, size_where: str, overlap_where: str) -> None:
