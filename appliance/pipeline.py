@@ -48,6 +48,8 @@ class Pipeline:
     filters: Filters = field(default_factory=Filters)
     recorders: Sequence[tuple[str, Recorder]] = ()
     telemetry: Telemetry = field(default_factory=NoTelemetry)
+    _telling: set[asyncio.Task[None]] = field(default_factory=set)
+    """The loop alone would not keep a task alive whose request is gone."""
 
     async def authenticate(self, headers: Mapping[str, str]) -> Principal:
         """Find the caller; without any enabled authenticator everybody is ``anonymous``.
@@ -159,7 +161,10 @@ class Pipeline:
         except Exception:
             log.exception("the trace of request %s could not be finished", record.call.id)
         if self.recorders or self.plugins.call_watchers:
-            await asyncio.shield(asyncio.ensure_future(self._tell(record)))
+            telling = asyncio.create_task(self._tell(record))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+            await asyncio.shield(telling)
 
     async def _tell(self, record: CallRecord) -> None:
         for name, recorder in self.recorders:

@@ -173,7 +173,7 @@ def _knowledge(
     plugins: Plugins, context: AppContext, config_path: Path | None, *, in_process: bool
 ) -> Knowledge | None:
     config = context.config
-    if config.retrieval.vector_store is None and config.embedding_model() is None:
+    if config.retrieval.vector_store is None and not any(model.embedder for model in config.models):
         return None
     if config.retrieval.vector_store and config.retrieval.vector_store not in plugins.vector_stores():
         raise ConfigError(
@@ -181,7 +181,7 @@ def _knowledge(
         )
     if config.retrieval.vector_store and not plugins.chunkers():
         raise ConfigError("plugins: retrieval needs a chunker; list tokens under plugins")
-    _check_embedders(config, plugins)
+    _check_kinds(config, plugins)
     if in_process:
         from appliance.knowledge.local import LocalKnowledge
 
@@ -193,13 +193,12 @@ def _knowledge(
     return RemoteKnowledge(context, config_path)
 
 
-def _check_embedders(config: Config, plugins: Plugins) -> None:
-    kinds = plugins.embedders()
+def _check_kinds(config: Config, plugins: Plugins) -> None:
+    embedders, rerankers = plugins.embedders(), plugins.rerankers()
     for i, model in enumerate(config.models):
-        if model.embedder is not None and model.embedder not in kinds:
-            raise ConfigError(
-                f"models[{i}].embedder: no listed plugin provides {model.embedder}; list one under plugins"
-            )
+        for key, kind, known in (("embedder", model.embedder, embedders), ("reranker", model.reranker, rerankers)):
+            if kind is not None and kind not in known:
+                raise ConfigError(f"models[{i}].{key}: no listed plugin provides {kind}; list one under plugins")
 
 
 def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, context: AppContext) -> Pipeline:

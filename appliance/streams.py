@@ -58,14 +58,15 @@ async def observed(call: Call, generation: Generation, record: CallRecord) -> As
     clock = time.perf_counter
     async for chunk in generation:
         event = chunk.event
+        last = _LAST.search(event)
         if record.first_token is None:
             if _OUTPUT.search(event):
                 record.first_token = record.last_token = clock()
                 record.tokens = 1
-        else:
+        elif last is None or _OUTPUT.search(event):
             record.last_token = clock()
             record.tokens += 1
-        if _LAST.search(event):
+        if last:
             summary = _summary(chunk.payload, record)
             if summary.usage is not None and summary.choices:
                 chunk = _without_counts(chunk)  # noqa: PLW2901

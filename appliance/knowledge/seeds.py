@@ -55,9 +55,15 @@ class Seeder:
         kept: set[str] = set()
         for path in await asyncio.to_thread(matching, Path(self.config.folder), wanted.paths):
             name = path.relative_to(Path(self.config.folder).resolve()).as_posix()[-255:]
-            digest = await asyncio.to_thread(_digest, path)
-            known = next((row.id for row in present if (row.filename, row.sha256) == (name, digest)), None)
-            kept.add(known or await self._add(store_id, path, name))
+            try:
+                digest = await asyncio.to_thread(_digest, path)
+                known = next((row.id for row in present if (row.filename, row.sha256) == (name, digest)), None)
+                kept.add(known or await self._add(store_id, path, name))
+            except OSError as error:
+                log.warning(
+                    "store %s: %s cannot be read (%s); check its permissions", wanted.name, name, error.strerror
+                )
+                kept.update(row.id for row in present if row.filename == name)
         for row in present:
             if row.id not in kept:
                 await self._remove(store_id, row.id)
@@ -124,12 +130,19 @@ def matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
     root = folder.resolve()
     found: set[Path] = set()
     for pattern in patterns:
-        matched = {path.resolve() for path in root.glob(pattern.removeprefix(f"{root}/").lstrip("/")) if path.is_file()}
-        inside = {path for path in matched if path.is_relative_to(root)}
+        inside = {path for path in _matched(root, pattern) if path.is_relative_to(root)}
         if not inside:
             log.warning("retrieval.stores: %s matches no file below %s; check the pattern", pattern, root)
         found |= inside
     return sorted(found)
+
+
+def _matched(root: Path, pattern: str) -> set[Path]:
+    try:
+        found = root.glob(pattern.removeprefix(f"{root}/").lstrip("/"))
+        return {path.resolve() for path in found if path.is_file()}
+    except ValueError:  # it is no pattern, as "**.md"
+        return set()
 
 
 def _digest(path: Path) -> str:

@@ -96,6 +96,14 @@ def test_o29_2048_inputs_are_taken_and_2049_are_400(client):
     assert_openai_error(client.post(PATH, json={"model": "words", "input": ["a"] * 2049}), 400, "input")
 
 
+def test_several_embedding_models_serve_without_a_vector_store(tmp_path):
+    words = [{"name": name, "embedder": "scripted_embedder"} for name in ("words", "more-words")]
+    app, _ = build_app(tmp_path, None, {"models": words}, scripted_embedder=ScriptedEmbedder())
+    with served_in_thread(app) as url, httpx.Client(base_url=url, timeout=20) as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["words", "more-words"]
+        assert embed(client, model="more-words")["data"][0]["embedding"] == embed(client)["data"][0]["embedding"]
+
+
 def test_an_embedding_model_answers_no_chats(client):
     body = {"model": "words", "messages": [{"role": "user", "content": "hi"}]}
     assert_openai_error(client.post("/v1/chat/completions", json=body), 400, "model")

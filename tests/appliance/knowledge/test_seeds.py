@@ -4,6 +4,7 @@ import msgspec
 from knowledge_kit import Stack, stack
 
 from appliance.config import RetrievalConfig, StoreConfig
+from appliance.knowledge import seeds
 from appliance.knowledge.seeds import PURPOSE, Seeder, matching
 from appliance.storage import files, stores
 
@@ -56,6 +57,30 @@ async def test_changed_files_are_replaced_and_missing_ones_removed(tmp_path) -> 
         }
         assert made.blobs.path(mine).exists()
         assert len(list((tmp_path / "data" / "files").glob("??/*"))) == 2
+
+
+async def test_a_file_that_cannot_be_read_is_told_and_keeps_what_was_read_of_it(tmp_path, monkeypatch, caplog) -> None:
+    (tmp_path / "a.md").write_text("zebrafinch a")
+    async with stack(tmp_path) as made:
+        store = await seed(made, "*.md")
+        (tmp_path / "b.md").write_text("zebrafinch b")
+        digest = seeds._digest
+
+        def refused(path):
+            if path.name == "a.md":
+                raise PermissionError(13, "Permission denied")
+            return digest(path)
+
+        monkeypatch.setattr(seeds, "_digest", refused)
+        await seed(made, "*.md")
+        assert await texts(made, store, "zebrafinch") == {("a.md", "zebrafinch a"), ("b.md", "zebrafinch b")}
+    assert "a.md cannot be read (Permission denied); check its permissions" in caplog.text
+
+
+def test_a_text_that_is_no_pattern_matches_nothing_and_is_told(tmp_path, caplog) -> None:
+    (tmp_path / "a.md").write_text("a")
+    assert matching(tmp_path, ["", "/", "**.md", "a.md"]) == [tmp_path / "a.md"]
+    assert caplog.text.count("check the pattern") == 3
 
 
 def test_patterns_match_nothing_outside_of_the_folder(tmp_path) -> None:
