@@ -81,10 +81,8 @@ async def _rounds(served: Served, key: str, count: int) -> None:
     await _close(first)
     idle = rss_bytes(served.pid)
     print(machine())
-    print(
-        print("| round | streams | KiB a stream | MiB while open | MiB after | /livez p50 / p99 ms while open |")
-        print("|---|--:|--:|--:|--:|--:|")
-    )
+    print("| round | streams | KiB a stream | MiB while open | MiB after | /livez p50 / p99 ms while open |")
+    print("|---|--:|--:|--:|--:|--:|")
     for round_ in (1, 2):
         streams = await _streams(served, key, count)
         times = await asyncio.to_thread(_probe, served.port)

@@ -92,7 +92,8 @@ def _measure(url: str, options: argparse.Namespace) -> int:
 
 
 def _read(data: Path) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, int]]]:
-    documents = {entry["_id"]: f"{entry['title']}\n\n{entry['text']}" for entry in _lines(data / "corpus.jsonl")}
+    texts = {entry["_id"]: f"{entry['title']}\n\n{entry['text']}" for entry in _lines(data / "corpus.jsonl")}
+    documents = {name: text for name, text in texts.items() if text.strip()}  # two of Cranfield's are empty
     questions = {entry["_id"]: entry["text"] for entry in _lines(data / "queries.jsonl")}
     judgements: dict[str, dict[str, int]] = {}
     with (data / "qrels.tsv").open(encoding="utf-8") as rows:
@@ -126,7 +127,8 @@ def _wait(client: Any, store: str, count: int) -> None:
         counts = client.vector_stores.retrieve(store).file_counts
         print(f"ingested {counts.completed} of {count}", file=sys.stderr)
         if counts.failed or counts.cancelled:
-            raise SystemExit(f"error: {counts.failed} documents failed; see last_error of the store's files")
+            failed = client.vector_stores.files.list(store, filter="failed").data[0]
+            raise SystemExit(f"error: {counts.failed} documents failed, one with {failed.last_error}")
         if counts.completed == count:
             return
         if time.monotonic() > end:
