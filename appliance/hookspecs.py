@@ -68,7 +68,7 @@ def appliance_embedders(settings: Settings, context: AppContext) -> Mapping[str,
 
 @hookspec
 def appliance_rerankers(settings: Settings, context: AppContext) -> Mapping[str, RerankerFactory]:  # type: ignore[empty-body]
-    """Reranker kinds by name."""
+    """Reranker kinds by the name that ``models[].reranker`` uses. The server reads the names only."""
 
 
 @hookspec

@@ -114,8 +114,18 @@ class Embedder(Protocol):
 class Reranker(Protocol):
     """Reorders passages by a closer look. Runs in the worker process."""
 
+    async def start(self) -> None:
+        """Load. Raises StartError with the fix."""
+
+    async def stop(self) -> None:
+        """Release everything. Idempotent."""
+
     async def rerank(self, query: str, passages: Sequence[Passage]) -> Sequence[Passage]:
-        """The same passages, best first, with new scores."""
+        """The same passages, best first, with new scores from 0 to 1; equal scores keep their order.
+
+        Raises:
+            RetrievalUnavailable: it is stopped, or its backend out of reach.
+        """
         ...
 
 

@@ -70,8 +70,10 @@ def log_unexpected(error: BaseException, request_id: str) -> None:
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Litestar's exception handler for every route."""
     request_id = request.scope.get("state", {}).get("request_id") or new_request_id()
-    log_unexpected(error, request_id)
     runtime = getattr(request.app.state, "runtime", None)
+    if runtime and not isinstance(error, ApplianceError | HTTPException):
+        error = runtime.plugins.on_error(error, None) or error
+    log_unexpected(error, request_id)
     found = problem(error, runtime.config.auth.realm if runtime else "appliance")
     headers = {**found.headers, "x-request-id": request_id}
     return Response(found.body, status_code=found.status, media_type=headers.pop("content-type"), headers=headers)

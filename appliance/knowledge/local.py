@@ -21,7 +21,7 @@ from appliance.knowledge.searching import Searcher
 from appliance.models.registry import model_spec
 from appliance.models.store import ModelStore
 from appliance.plugins import Plugins
-from appliance.protocols import Embedder, VectorStore
+from appliance.protocols import Embedder, Reranker, VectorStore
 from appliance.storage import store_files
 from appliance.storage.blobs import BlobStore
 from appliance.storage.sweep import sweep_blobs
@@ -124,8 +124,7 @@ class LocalKnowledge:
         return {name: BatchingEmbedder(name, embedder) for name, embedder in built.items()}
 
     def _build_embedders(self) -> Mapping[str, Embedder]:
-        config, kinds = self._context.config, self._plugins.embedders()
-        store = ModelStore(config.data_path / "models", self._plugins.model_sources(), Path(config.folder))
+        config, kinds, store = self._context.config, self._plugins.embedders(), self._models()
         built: dict[str, Embedder] = {}
         for i, model in enumerate(config.models):
             if model.embedder is None:
@@ -137,6 +136,25 @@ class LocalKnowledge:
             built[model.name] = kinds[model.embedder](model_spec(model, f"models[{i}]", store), self._context)
         return built
 
+    async def _start_reranker(self) -> Reranker | None:
+        """After the embedders, which may have made the files that it loads."""
+        config = self._context.config
+        model = config.reranking_model()
+        if model is None:
+            return None
+        where = f"models[{config.models.index(model)}]"
+        factory = self._plugins.rerankers().get(model.reranker or "")
+        if factory is None:
+            raise ConfigError(f"{where}.reranker: no listed plugin provides {model.reranker}; list one that does")
+        reranker = factory(model_spec(model, where, self._models()), self._context)
+        self._held.push_async_callback(reranker.stop)
+        await reranker.start()
+        return reranker
+
+    def _models(self) -> ModelStore:
+        config = self._context.config
+        return ModelStore(config.data_path / "models", self._plugins.model_sources(), Path(config.folder))
+
     async def _start_retrieval(self, name: str) -> None:
         lock = WorkerLock(self._context.data_dir)
         owner = await lock.acquire()
@@ -147,8 +165,15 @@ class LocalKnowledge:
         self._backend = factory(self._context)
         self._held.push_async_callback(self._backend.stop)
         await self._backend.start()
-        database, candidates = self._context.database, self._context.config.retrieval.candidates
-        self._searcher = Searcher(database, self._backend, self._embedders, candidates)
+        database, retrieval = self._context.database, self._context.config.retrieval
+        self._searcher = Searcher(
+            database,
+            self._backend,
+            self._embedders,
+            retrieval.candidates,
+            reranker=await self._start_reranker(),
+            rerank_candidates=retrieval.rerank_candidates,
+        )
         indexer = self._indexer(self._backend)
         self._held.push_async_callback(indexer.parsers.stop)
         self._ingestor = Ingestor(database, self._backend, indexer, owner)

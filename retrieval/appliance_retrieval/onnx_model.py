@@ -100,13 +100,25 @@ class OnnxModel:
         return [self._encode(window) for window in windows]
 
     def _encode(self, window: Sequence[int]) -> NDArray[np.float32]:
+        tokens = self._token_vectors(window)
+        return unit(tokens[0] if self._cls_pooling else tokens.mean(axis=0))
+
+    def encode_tokens(self, window: Sequence[int]) -> NDArray[np.float32]:
+        """A unit vector for each token of a window but the special ones, row after row; no rows for an empty window."""
+        import numpy as np
+
+        tokens = self._token_vectors(window)[len(self._prefix) : len(window) - len(self._suffix)]
+        scaled: NDArray[np.float32] = tokens / np.maximum(np.linalg.norm(tokens, axis=1, keepdims=True), 1e-12)
+        return scaled
+
+    def _token_vectors(self, window: Sequence[int]) -> NDArray[np.float32]:
         import numpy as np
 
         ids = np.asarray([window], np.int64)
         values = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
         outputs = self._session.run(None, {name: values[name] for name in self._inputs})
-        tokens = np.asarray(outputs[0])[0]
-        return unit(tokens[0] if self._cls_pooling else tokens.mean(axis=0))
+        rows: NDArray[np.float32] = np.asarray(outputs[0])[0]
+        return rows
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """Character offsets of each token; a long word that is one unknown token counts as many of 4 characters."""
