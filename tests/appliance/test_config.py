@@ -89,7 +89,7 @@ MISTAKES = [
     (("models", 0, "name"), "", "models[0].name: an empty name is used twice or empty"),
     (("models", 1, "name"), "chat", "models[1].name: chat is used twice"),
     (("models", 0, "engin"), "x", "models[0]: object contains unknown field `engin`; did you mean engine?"),
-    (("models", 0, "embedder"), "onnx", "models[0]: give exactly one of engine, embedder and alias_of"),
+    (("models", 0, "embedder"), "onnx", "models[0]: give exactly one of engine, embedder, reranker and alias_of"),
     (("models", 2, "alias_of"), "nosuch", "models[2].alias_of: nosuch is not a model with an engine"),
     (("models", 2, "alias_of"), "embed", "models[2].alias_of: embed is not a model with an engine"),
     (("models", 2, "max_num_results"), 0, "models[2].max_num_results: expected `int` >= 1"),
@@ -104,6 +104,9 @@ MISTAKES = [
     ),
     (("retrieval", "chunk_overlap"), -1, "retrieval.chunk_overlap: must be between 0"),
     (("retrieval", "embedder"), "nosuch", "retrieval.embedder: name the embedding model"),
+    (("retrieval", "reranker"), "embed", "retrieval.reranker: embed is not a model with a reranker"),
+    (("retrieval", "rerank_candidates"), 0, "retrieval.rerank_candidates: expected `int` >= 1"),
+    (("models", 0), {"name": "r", "reranker": "x"}, "models[2].alias_of: chat is not a model with an engine"),
     (("retrieval", "stores"), [{"paths": []}], "retrieval.stores[0]: object missing required field `name`"),
     (("limits", "max_choices"), 0, "limits.max_choices: expected `int` >= 1"),
     (("filters", "input"), "wordlist", "filters.input: expected `array | null`, got `str`"),
@@ -118,6 +121,17 @@ MISTAKES = [
 @pytest.mark.parametrize(("path", "value", "message"), MISTAKES, ids=[".".join(map(str, m[0])) for m in MISTAKES])
 def test_a_mistake_names_its_yaml_path(path, value, message):
     assert problem(changed(*path, to=value)).startswith(message)
+
+
+def test_a_reranker_is_a_model_that_the_searches_use():
+    raw = copy.deepcopy(GOOD)
+    raw["models"].append({"name": "tokens", "reranker": "late_interaction"})
+    assert problem(raw).startswith("models[3].reranker: no search uses it; set retrieval.reranker to tokens")
+    raw["retrieval"]["reranker"] = "tokens"
+    assert parsed(raw).reranking_model().name == "tokens"
+    raw["retrieval"].pop("vector_store")
+    raw["models"][2].pop("vector_stores")
+    assert problem(raw).startswith("retrieval.reranker: retrieval is off; set retrieval.vector_store")
 
 
 def test_stores_bound_to_a_model_need_retrieval():
