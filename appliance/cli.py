@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from appliance import __version__
-from appliance.config import Config, load, masked
+from appliance.config import load, masked
 from appliance.errors import ApplianceError
 
 DEFAULT_CONFIG = "appliance.yaml"
@@ -196,6 +196,3 @@ def main() -> None:
         sys.exit(130)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
-
-
-__all__ = ["Config", "cli", "config_option", "examples", "json_option", "main"]

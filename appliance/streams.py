@@ -55,17 +55,11 @@ async def observed(call: Call, generation: Generation, record: CallRecord) -> As
         return
     options = call.request.stream_options
     wants_usage = bool(options and options.include_usage)
-    clock = time.perf_counter
     async for chunk in generation:
         event = chunk.event
         last = _LAST.search(event)
-        if record.first_token is None:
-            if _OUTPUT.search(event):
-                record.first_token = record.last_token = clock()
-                record.tokens = 1
-        elif last is None or _OUTPUT.search(event):
-            record.last_token = clock()
-            record.tokens += 1
+        if (record.tokens and not last) or _OUTPUT.search(event):
+            _count_token(record)
         if last:
             summary = _summary(chunk.payload, record)
             if summary.usage is not None and summary.choices:
@@ -76,6 +70,13 @@ async def observed(call: Call, generation: Generation, record: CallRecord) -> As
         if wants_usage and b'"usage"' not in event and event.endswith(_END):
             chunk = Chunk(event[:-3] + b',"usage":null}\n\n')  # noqa: PLW2901
         yield chunk
+
+
+def _count_token(record: CallRecord) -> None:
+    record.tokens += 1
+    record.last_token = time.perf_counter()
+    if record.first_token is None:
+        record.first_token = record.last_token
 
 
 def _without_counts(chunk: Chunk) -> Chunk:

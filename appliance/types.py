@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -227,7 +228,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     where: str
-    path: Any = None
+    path: Path | None = None
     source: str | None = None
     options: Mapping[str, Any] = {}
     extra_args: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ their JSON as it came.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,7 +19,6 @@ MAX_JSON_DEPTH = 64
 _MAX_TOLD = 200
 """msgspec quotes a wrong enum value whole, and it may be of any length."""
 
-Text: TypeAlias = str
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -271,7 +270,7 @@ def store_file_object(row: StoreFile) -> StoreFileObject:
         created_at=row.created_us // 10**6,
         vector_store_id=row.store_id,
         usage_bytes=row.usage_bytes,
-        status=_STATUS[row.status],
+        status=cast("FileStatus", row.status),
         last_error=error,
         attributes=row.attributes,
         chunking_strategy=ChunkingStrategy(type="static", static=sizes),
@@ -296,11 +295,3 @@ def _batch_status(row: FileBatch, counts: Counts) -> FileStatus:
     if row.cancelled:
         return "cancelled"
     return "failed" if counts.failed and counts.failed == counts.total else "completed"
-
-
-_STATUS: Mapping[str, FileStatus] = {
-    "in_progress": "in_progress",
-    "completed": "completed",
-    "cancelled": "cancelled",
-    "failed": "failed",
-}

@@ -16,13 +16,13 @@ from appliance.errors import BadRequest
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.framing import framed
-from appliance.knowledge.ranking import RankingOptions, parse_ranking
+from appliance.knowledge.ranking import parse_ranking
 from appliance.types import Call, Passage, Principal, Scope, Search
 from appliance.wire import ChatRequest, FileSearch, Message, invalid_field, message_text
 
 if TYPE_CHECKING:
     from appliance.knowledge.stores import StoreDirectory
-    from appliance.models.registry import Models
+    from appliance.models.registry import Model, Models
 
 MAX_QUERY_CHARACTERS = 2_000
 
@@ -51,18 +51,15 @@ class Retriever:
         tools = file_search_tools(request)
         if not tools and not bound.vector_stores:
             return None
-        return self._search(_read_tools(tools), bound.vector_stores, bound.max_num_results, _question(request))
+        return self._search(_read_tool(tools), bound, _question(request))
 
-    def _search(self, tools: list[FileSearch], bound: Sequence[str], bound_limit: int | None, question: str) -> Search:
-        ids = dict.fromkeys([*(id_ for tool in tools for id_ in tool.vector_store_ids), *bound])
-        ranking = next((parse_ranking(t.ranking_options) for t in tools if t.ranking_options), RankingOptions())
-        limits = [tool.max_num_results for tool in tools if tool.max_num_results]
+    def _search(self, tool: FileSearch, bound: Model, question: str) -> Search:
         return Search(
-            store_ids=tuple(ids),
+            store_ids=tuple(dict.fromkeys([*tool.vector_store_ids, *bound.vector_stores])),
             queries=(question,) if question else (),
-            limit=max(limits, default=bound_limit or self._config.max_num_results),
-            where=next((parse_filter(tool.filters, "tools.filters") for tool in tools if tool.filters), None),
-            **ranking.as_search(),
+            limit=tool.max_num_results or bound.max_num_results or self._config.max_num_results,
+            where=parse_filter(tool.filters or None, "tools.filters"),
+            **parse_ranking(tool.ranking_options or None).as_search(),
         )
 
     async def search(self, call: Call, search: Search) -> list[Passage]:
@@ -81,7 +78,7 @@ class Retriever:
         return _within(relevant, self._config.max_context_characters)
 
     def augment(self, call: Call, passages: Sequence[Passage]) -> Call:
-        """The call with passages before the last user message, and without the ``file_search`` tool."""
+        """The call with the passages in its system message, and without the ``file_search`` tool."""
         request: ChatRequest = call.request
         tools = [tool for tool in request.tools or [] if not _is_search(tool)]
         changed = msgspec.structs.replace(
@@ -108,20 +105,22 @@ def scope_of(principal: Principal) -> Scope:
     return Scope(tenant=principal.tenant, readers=own)
 
 
-def _read_tools(tools: list[dict[str, Any]]) -> list[FileSearch]:
-    searches = []
-    for tool in tools:
-        try:
-            search = msgspec.convert(tool, FileSearch)
-        except msgspec.ValidationError as error:
-            found = invalid_field(error)
-            raise BadRequest(
-                f"tools: file_search: {found}", param=f"tools.{found.param}" if found.param else "tools"
-            ) from None
-        if not search.vector_store_ids:
-            raise BadRequest("the file_search tool needs vector_store_ids", param="tools.vector_store_ids")
-        searches.append(search)
-    return searches
+def _read_tool(tools: list[dict[str, Any]]) -> FileSearch:
+    """The one tool; an empty one when only the model asks for a search. Raises BadRequest."""
+    if not tools:
+        return FileSearch()
+    if len(tools) > 1:
+        raise BadRequest("give one file_search tool, with all stores in its vector_store_ids", param="tools")
+    try:
+        search = msgspec.convert(tools[0], FileSearch)
+    except msgspec.ValidationError as error:
+        found = invalid_field(error)
+        raise BadRequest(
+            f"tools: file_search: {found}", param=f"tools.{found.param}" if found.param else "tools"
+        ) from None
+    if not search.vector_store_ids:
+        raise BadRequest("the file_search tool needs vector_store_ids", param="tools.vector_store_ids")
+    return search
 
 
 def _question(request: ChatRequest) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from contextlib import suppress
 
 from appliance.errors import ApplianceError, IngestionError, RequestError
@@ -122,15 +122,14 @@ class Ingestor:
             await asyncio.wait(tasks)
 
     async def _finish_removals(self) -> None:
-        """Removals that a crash interrupted; one that fails can be asked for again."""
+        """Removals that a crash interrupted; one that fails stays marked, and can be asked for again."""
         async with self._database.session(write=False) as session:
             store_ids = await stores.being_removed(session)
             keys = await store_files.being_removed(session)
-        with suppress(RequestError):
-            for store_id in store_ids:
-                await self.remove_store(store_id)
-            for store_id, file_id in keys:
-                await self.remove_file(store_id, file_id)
+        for store_id in store_ids:
+            await _logged(self.remove_store(store_id))
+        for key in keys:
+            await _logged(self.remove_file(*key))
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -249,3 +248,10 @@ class Ingestor:
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
+
+
+async def _logged(removal: Awaitable[None]) -> None:
+    try:
+        await removal
+    except RequestError as error:
+        log.warning("a removal that was cut short cannot be finished: %s; repeat the DELETE", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -153,5 +154,5 @@ def _socket_path(run_dir: Path) -> tuple[Path | None, Path]:
     path = run_dir / "worker.sock"
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
         return None, path
-    folder = Path(tempfile.mkdtemp(prefix="appliance-"))
+    folder = Path(tempfile.gettempdir()) / f"appliance-{secrets.token_hex(16)}"  # made by start()
     return folder, folder / "worker.sock"

@@ -50,12 +50,6 @@ class ApiKeysSettings(Strict, frozen=True):
     refresh: Annotated[float, msgspec.Meta(ge=0, le=5)] = 2.0
 
 
-@hookimpl
-def appliance_settings() -> type[msgspec.Struct]:
-    """The block under ``plugin.api_keys``."""
-    return ApiKeysSettings
-
-
 class ApiKeys:
     """Recognises keys. Verified ones are remembered by their digest until a key is made or revoked."""
 

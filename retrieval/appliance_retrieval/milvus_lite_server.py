@@ -13,6 +13,7 @@ version 3.2 does not survive a kill at every point:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -64,6 +65,8 @@ class LiteServer:
         self._server.stop(grace=2).wait()
         self._db.close()
         self._socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # an older process' socket may still be in it
+            self._socket.parent.rmdir()
 
 
 def _socket_path(run_dir: Path) -> Path:

@@ -74,6 +74,15 @@ async def test_the_search_tool_is_taken_out_and_everything_of_the_client_stays(r
     assert (request.tool_choice, request.response_format, request.seed) == (CHOICE, FORMAT, 7)
 
 
+async def test_two_search_tools_are_refused_since_each_may_have_a_filter_of_its_own(reading):
+    filtered = SEARCH_TOOL | {"filters": {"type": "eq", "key": "lang", "value": "en"}}
+    library = Library()
+    async with reading(library) as b:
+        error = assert_openai_error(await b.chat(tools=[SEARCH_TOOL, filtered]), 400, "tools")
+    assert "one file_search tool" in error["message"]
+    assert library.searches == []
+
+
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "file_search"}, None])
 async def test_a_choice_among_no_tools_is_dropped_with_the_last_of_them(reading, choice):
     async with reading(Library()) as b:
