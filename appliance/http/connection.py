@@ -8,13 +8,16 @@ What is not HTTP is answered with an OpenAI error body like everything else.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from appliance.errors import BadRequest
 from appliance.http.errors import error_body
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 12.0
@@ -34,6 +37,7 @@ class Connection(HttpToolsProtocol):
         self._in_body = False
         self._too_large = False
         self._timer: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The head of the first request is due."""
@@ -41,8 +45,11 @@ class Connection(HttpToolsProtocol):
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is due any more."""
+        """Nothing is due any more. uvicorn tells only the last of several pipelined requests that the client left."""
         self._stop_watching()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -57,6 +64,10 @@ class Connection(HttpToolsProtocol):
                 self._watch_body()
             elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
                 self._watch_head()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     # Parser callbacks
 

@@ -16,6 +16,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
 from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError, Unauthenticated
+from appliance.http.disconnect import ClientGone
 from appliance.http.request_id import new_request_id
 
 log = logging.getLogger("appliance.http")
@@ -63,7 +64,7 @@ def problem(error: BaseException, realm: str = "appliance") -> Problem:
 
 def log_unexpected(error: BaseException, request_id: str) -> None:
     """Write what a client must not see. Our own errors are not unexpected."""
-    if not isinstance(error, ApplianceError | HTTPException):
+    if not isinstance(error, ApplianceError | HTTPException | ClientGone):
         log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
 
 

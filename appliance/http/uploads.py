@@ -20,6 +20,7 @@ from multipart import (  # type: ignore[import-untyped]
 )
 
 from appliance.errors import BadRequest, TooLarge, UnsupportedMedia
+from appliance.knowledge.text import clean
 from appliance.storage.blobs import BlobWriter
 
 MAX_FIELD_BYTES = 1024
@@ -108,13 +109,13 @@ class Upload:
 
 
 def label(name: str) -> str:
-    """A client's file name as a label: its base name without control characters, at most 255 long. Never a path."""
-    base = name.replace("\\", "/").rpartition("/")[2]
-    clean = "".join(c for c in base if unicodedata.category(c) not in ("Cc", "Cs") and c not in _BIDI).strip()
-    if clean.strip(". ") == "":
+    """A client's file name as a label, never a path: its base name without invisible characters, at most 255 long."""
+    base = clean(name).replace("\\", "/").rpartition("/")[2]
+    shown = "".join(c for c in base if unicodedata.category(c) not in ("Cc", "Cs") and c not in _BIDI).strip()
+    if shown.strip(". ") == "":
         return "upload"
-    suffix = PurePosixPath(clean).suffix[:32]
-    return clean if len(clean) <= _MAX_NAME else clean[: _MAX_NAME - len(suffix)] + suffix
+    suffix = PurePosixPath(shown).suffix[:32]
+    return shown if len(shown) <= _MAX_NAME else shown[: _MAX_NAME - len(suffix)] + suffix
 
 
 def _media_type(value: object) -> str | None:

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.config import Config, check_chunking
 from appliance.errors import BadRequest, ConfigError, RetrievalUnavailable
+from appliance.http.disconnect import ClientWatch
 from appliance.http.objects import (
     AttachFile,
     ChunkingStrategy,
@@ -122,7 +123,8 @@ async def search_store(request: HttpRequest) -> Response[bytes]:
         where=parse_filter(body.filters),
         **parse_ranking(body.ranking_options).as_search(),
     )
-    found = await knowledge(request).search(wanted, scope_of(principal(request)))
+    async with ClientWatch(request.receive):
+        found = await knowledge(request).search(wanted, scope_of(principal(request)))
     return answer(SearchResults(search_query=list(queries), data=[_result(passage) for passage in found]))
 
 

@@ -17,10 +17,12 @@ from typing import Any
 
 import msgspec
 import uvicorn
+from litestar.types import Receive
 
 from appliance.config import load
 from appliance.context import AppContext
 from appliance.errors import ApplianceError, RequestError, RetrievalUnavailable
+from appliance.http.disconnect import ClientGone, ClientWatch
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.local import LocalKnowledge
 from appliance.knowledge.messages import (
@@ -40,8 +42,9 @@ from appliance.storage.database import Database
 log = logging.getLogger("appliance.worker")
 _encode = msgspec.msgpack.Encoder().encode
 Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+_GIVEN_UP = frozenset({"/search", "/embed", "/content"})
+"""What stops when the server no longer waits, since its own client has left; changes are always carried through."""
 Operation = tuple[type[msgspec.Struct], Callable[[Any], Awaitable[Any]]]
 
 
@@ -66,11 +69,18 @@ class WorkerApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        body = await _read(receive)
         status, answer = 200, b""
         try:
+            body = await _read(receive)
             type_, operation = self._operations[scope["path"]]
-            answer = _encode(await operation(msgspec.msgpack.decode(body, type=type_)))
+            message = msgspec.msgpack.decode(body, type=type_)
+            if scope["path"] in _GIVEN_UP:
+                async with ClientWatch(receive):
+                    answer = _encode(await operation(message))
+            else:
+                answer = _encode(await operation(message))
+        except ClientGone:
+            return
         except RequestError as error:
             status, answer = FAILED, _encode(Failure.of(error))
         except Exception:
@@ -92,7 +102,9 @@ class WorkerApp:
 async def _read(receive: Receive) -> bytes:
     parts = []
     while True:
-        message = await receive()
+        message: Any = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)

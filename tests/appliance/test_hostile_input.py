@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import BadRequest
+from appliance.http.uploads import label
 from appliance.knowledge.filters import parse_filter
 from appliance.wire import ChatRequest, decoder
 
@@ -36,3 +37,10 @@ def test_a_wrong_filter_type_is_told_in_a_short_line():
     with pytest.raises(BadRequest) as refused:
         parse_filter({"type": "x" * 300_000, "key": "a", "value": 1})
     assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "name", ["\u200breport\u2060.txt", "report\U000e0041.txt", "re\u202eport.txt", "\ufeffreport.txt"]
+)
+def test_f4_a_file_name_holds_nothing_invisible(name):
+    assert label(name) == "report.txt"

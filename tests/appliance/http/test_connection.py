@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from loopback import box, connection, parse_answer, raw_answer, request_bytes
+from loopback import box, connection, parse_answer, raw_answer, request_bytes, until
 
 from appliance.http import connection as limits
 from appliance.testing import Emit, Wait
@@ -143,3 +143,13 @@ async def test_a2_a_header_that_is_there_twice_is_refused(served, name):
     status, _, body = await raw_answer(served.url, request)
     assert status == 400
     assert json.loads(body)["error"]["code"] == "repeated_header"
+
+
+async def test_o01_every_pipelined_request_of_a_client_that_left_stops(tmp_path):
+    request = request_bytes("/v1/chat/completions", CHAT | {"stream": True})
+    async with box(tmp_path, [Emit("a"), Wait(30)]) as served:
+        async with connection(served.url) as (_, writer):
+            writer.write(request * 3)
+            await until(lambda: served.engine.running)
+        await until(lambda: not served.engine.running)
+        assert served.engine.diaries[0].events == ["start", "abort"]
