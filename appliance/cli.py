@@ -12,24 +12,10 @@ from typing import Any
 import click
 
 from appliance import __version__
+from appliance.cli_models import models
+from appliance.cli_options import DEFAULT_CONFIG, config_option, examples, json_option, print_json
 from appliance.config import load, masked
 from appliance.errors import ApplianceError
-
-DEFAULT_CONFIG = "appliance.yaml"
-config_option = click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_CONFIG,
-    show_default=True,
-    help="The configuration file.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-
-
-def examples(*lines: str) -> str:
-    """An epilog with commands that can be copied."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 class Cli(click.Group):
@@ -75,6 +61,9 @@ def cli() -> None:
     """A RAG-ready inference appliance: OpenAI-compatible chat over your own models and documents."""
 
 
+cli.add_command(models)
+
+
 @cli.command(epilog=examples("appliance serve", "appliance serve --config prod.yaml --port 9000"))
 @config_option
 @click.option("--host", help="Address to listen on, in place of server.host.")
@@ -109,7 +98,7 @@ def check(config_path: Path, as_json: bool) -> None:
         "routes": len(app.routes),
     }
     if as_json:
-        _print_json({"ok": True, **summary})
+        print_json({"ok": True, **summary})
     else:
         click.echo(
             f"{config_path} is good: {len(summary['plugins'])} plugins, models "  # type: ignore[arg-type]
@@ -133,7 +122,7 @@ def config_show(config_path: Path, as_json: bool) -> None:
     plain = masked(msgspec.to_builtins(load(config_path)))
     plain.pop("folder", None)
     if as_json:
-        _print_json(plain)
+        print_json(plain)
     else:
         click.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
 
@@ -156,7 +145,7 @@ def plugins_list(config_path: Path, as_json: bool) -> None:
         for name, point in sorted(installed().items())
     ]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     for row in rows:
         click.echo(f"{'*' if row['used'] else ' '} {row['name']:<16} {row['package']:<24} {row['from']}")
@@ -165,21 +154,6 @@ def plugins_list(config_path: Path, as_json: bool) -> None:
 
 def _package(point: Any) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else "?"
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-
-
-def _add_models_group() -> None:
-    from appliance.cli_models import models
-
-    cli.add_command(models)
-
-
-_add_models_group()
 
 
 def main() -> None:

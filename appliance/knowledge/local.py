@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TypeVar
 
 from appliance.context import AppContext
@@ -19,7 +18,7 @@ from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool
 from appliance.knowledge.searching import Searcher
 from appliance.models.registry import model_spec
-from appliance.models.store import ModelStore
+from appliance.models.store import ModelStore, open_store
 from appliance.plugins import Plugins
 from appliance.protocols import Embedder, Reranker, VectorStore
 from appliance.storage import store_files
@@ -153,7 +152,7 @@ class LocalKnowledge:
 
     def _models(self) -> ModelStore:
         config = self._context.config
-        return ModelStore(config.data_path / "models", self._plugins.model_sources(), Path(config.folder))
+        return open_store(config, self._plugins.model_sources())
 
     async def _start_retrieval(self, name: str) -> None:
         lock = WorkerLock(self._context.data_dir)

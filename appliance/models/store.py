@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from appliance.config import Config
 from appliance.errors import ConfigError, StartError
 from appliance.models import manifest as manifests
 from appliance.models.manifest import Manifest
@@ -169,6 +170,11 @@ class ModelStore:
         free = shutil.disk_usage(_existing(self._folder)).free
         fix = "clear some or set data_dir to a folder on a larger disk"
         return f"no space left in {self._folder}: {needed} needed, {free:,} are free; {fix}"
+
+
+def open_store(config: Config, sources: Mapping[str, ModelSource]) -> ModelStore:
+    """The store of a configuration, with the sources that its plugins provide."""
+    return ModelStore(config.data_path / "models", sources, Path(config.folder))
 
 
 class _Watched:

@@ -14,28 +14,13 @@ from typing import ParamSpec, TypeVar
 import click
 import msgspec
 
-from appliance.plugin import ApplianceError, KeyStore, StoredKey
+from appliance.plugin import KeyStore, StoredKey, config_option, examples, json_option, print_json
 
 SCOPES = ("inference", "files", "metrics", "admin", "*")
 _DEFAULT_SCOPES = ("inference", "files")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-_config_option = click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    default=Path("appliance.yaml"),
-    show_default=True,
-    help="The configuration file.",
-)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-
-
-def _examples(*lines: str) -> str:
-    """An epilog with commands that can be copied."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 class Lifetime(click.ParamType[int]):
@@ -52,30 +37,27 @@ class Lifetime(click.ParamType[int]):
 
 
 def _run(command: Callable[_P, Awaitable[_T]]) -> Callable[_P, _T]:
-    """Run an async command; our own errors become one line and exit code 1."""
+    """Run an async command."""
 
     @functools.wraps(command)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         async def main() -> _T:
             return await command(*args, **kwargs)
 
-        try:
-            return asyncio.run(main())
-        except ApplianceError as error:
-            raise click.ClickException(str(error)) from error
+        return asyncio.run(main())
 
     return wrapper
 
 
 @click.group(
-    epilog=_examples("appliance keys create --name alice", "appliance keys list", "appliance keys revoke 3f9k2m8x0abc")
+    epilog=examples("appliance keys create --name alice", "appliance keys list", "appliance keys revoke 3f9k2m8x0abc")
 )
 def keys() -> None:
     """Make, list and revoke API keys."""
 
 
 @keys.command(
-    epilog=_examples(
+    epilog=examples(
         "appliance keys create --name alice",
         "appliance keys create --name batch --tenant team-a --model smollm2 --expires 30d",
         "appliance keys create --name ops --admin --json",
@@ -98,8 +80,8 @@ def keys() -> None:
     type=Lifetime(),
     help="How long it is valid: a number and s, m, h, d or w, as in 30d.  [default: for ever]",
 )
-@_config_option
-@_json_option
+@config_option
+@json_option
 @_run
 async def create(  # noqa: PLR0917 - click's options
     name: str,
@@ -121,22 +103,22 @@ async def create(  # noqa: PLR0917 - click's options
             name=name, tenant=tenant, scopes=granted, models=models or None, expires_in=expires_in
         )
     if as_json:
-        click.echo(_json({**_shown(stored), "key": text}))
+        print_json({**_shown(stored), "key": text})
         return
     click.echo(text)
     click.echo(f"Key {stored.id} of {name}. It is not shown again.", err=True)
 
 
-@keys.command("list", epilog=_examples("appliance keys list", "appliance keys list --json"))
-@_config_option
-@_json_option
+@keys.command("list", epilog=examples("appliance keys list", "appliance keys list --json"))
+@config_option
+@json_option
 @_run
 async def list_(config_path: Path, as_json: bool) -> None:
     """List all keys, never their secrets."""
     async with KeyStore.open(config_path) as store:
         found = await store.list()
     if as_json:
-        click.echo(_json([_shown(key) for key in found]))
+        print_json([_shown(key) for key in found])
         return
     rows = [("ID", "NAME", "TENANT", "SCOPES", "MODELS", "CREATED", "STATE"), *map(_row, found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -144,10 +126,10 @@ async def list_(config_path: Path, as_json: bool) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@keys.command(epilog=_examples("appliance keys revoke 3f9k2m8x0abc"))
+@keys.command(epilog=examples("appliance keys revoke 3f9k2m8x0abc"))
 @click.argument("key_id", metavar="ID")
-@_config_option
-@_json_option
+@config_option
+@json_option
 @_run
 async def revoke(key_id: str, config_path: Path, as_json: bool) -> None:
     """Make a key worthless, for good.
@@ -156,7 +138,10 @@ async def revoke(key_id: str, config_path: Path, as_json: bool) -> None:
     """
     async with KeyStore.open(config_path) as store:
         revoked = await store.revoke(key_id)
-    click.echo(_json(_shown(revoked)) if as_json else f"Key {key_id} of {revoked.name} is revoked.")
+    if as_json:
+        print_json(_shown(revoked))
+    else:
+        click.echo(f"Key {key_id} of {revoked.name} is revoked.")
 
 
 def _shown(key: StoredKey) -> dict[str, object]:
@@ -178,7 +163,3 @@ def _state(key: StoredKey) -> str:
 
 def _day(seconds: int) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _json(value: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 from eventually import eventually
 
-from appliance.plugin import Forbidden, KeyStore, Principal, Unauthenticated, convert
+from appliance.plugin import ConfigError, Forbidden, KeyStore, Principal, Unauthenticated, convert
 from appliance.storage.database import Database
 from appliance.testing.contracts.authenticator import AuthenticatorContract
 from appliance_auth import api_keys
@@ -240,14 +240,14 @@ def test_keys_are_made_listed_and_revoked_on_the_command_line(config):
 def test_mistakes_on_the_command_line_are_one_line_with_the_fix(config, arguments, said):
     result = CliRunner().invoke(api_keys.keys, [*arguments, "--config", str(config)])
     assert result.exit_code != 0
-    assert said in result.output
+    assert said in f"{result.output}{result.exception}"  # `appliance` prints our own errors
     assert "Traceback" not in result.output
 
 
 def test_a_missing_configuration_is_named(tmp_path):
     result = CliRunner().invoke(api_keys.keys, ["list", "--config", str(tmp_path / "none.yaml")])
-    assert result.exit_code == 1
-    assert "none.yaml does not exist" in result.output
+    assert isinstance(result.exception, ConfigError)
+    assert "none.yaml does not exist" in str(result.exception)
 
 
 @pytest.mark.parametrize("command", [[], ["create"], ["list"], ["revoke"]])
