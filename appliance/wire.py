@@ -7,6 +7,7 @@ their JSON as it came.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,6 +17,9 @@ from appliance.errors import BadRequest
 
 _T = TypeVar("_T")
 MAX_JSON_DEPTH = 64
+MAX_JSON_VALUES = 50_000
+"""Values in a free-form field: a schema has hundreds, and a million of them would hold up everybody else."""
+_LARGE = 256 * 1024
 _MAX_TOLD = 200
 """msgspec quotes a wrong enum value whole, and it may be of any length."""
 
@@ -166,7 +170,17 @@ def decoder(type_: type[_T]) -> Callable[[bytes], _T]:
 
     It raises BadRequest: not JSON, not an object, nested too deep, or a field of the wrong type (``param`` names it).
     """
-    decode = msgspec.json.Decoder(type_).decode
+    decode_any = msgspec.json.Decoder(type_).decode
+
+    def decode(body: bytes) -> _T:
+        """Many small values at once would set the garbage collector to work again and again, and all are in use."""
+        if len(body) < _LARGE or not gc.isenabled():
+            return decode_any(body)
+        gc.disable()
+        try:
+            return decode_any(body)
+        finally:
+            gc.enable()
 
     def decode_body(body: bytes) -> _T:
         try:
@@ -194,19 +208,19 @@ def invalid_field(error: msgspec.ValidationError) -> BadRequest:
 
 
 def check_depth(value: object, param: str, limit: int = MAX_JSON_DEPTH) -> None:
-    """Refuse free-form JSON nested deeper than ``limit``. Raises BadRequest."""
-    level: list[object] = [value]
+    """Refuse free-form JSON nested deeper than ``limit``, or of more than ``MAX_JSON_VALUES``. Raises BadRequest."""
+    level = [value]
+    seen = 0
     for _ in range(limit):
-        level = [item for parent in level for item in _children(parent)]
-        if not level:
+        parents = [item for item in level if isinstance(item, dict | list)]
+        seen += sum(map(len, parents))
+        if seen > MAX_JSON_VALUES:
+            raise BadRequest(f"{param} holds more than {MAX_JSON_VALUES} values; send less", param=param)
+        if not parents:
             return
-    raise BadRequest(f"{param} is nested more than {limit} deep; flatten it", param=param)
-
-
-def _children(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return [item for item in value.values() if isinstance(item, dict | list)]
-    return [item for item in value if isinstance(item, dict | list)] if isinstance(value, list) else []
+        level = [item for parent in parents for item in (parent.values() if isinstance(parent, dict) else parent)]
+    if any(isinstance(item, dict | list) for item in level):
+        raise BadRequest(f"{param} is nested more than {limit} deep; flatten it", param=param)
 
 
 def message_text(message: Message) -> str:

@@ -10,6 +10,10 @@ from appliance.errors import BadRequest
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, Message, check_depth
 
 MAX_STOP = 16
+MAX_PARTS = 2048
+MAX_TOKEN_IDS = 4096
+MAX_PROMPT = 1_000_000
+"""Entries of a prompt that is an array: texts, token arrays or token ids."""
 MAX_METADATA = 16
 _FREE_FORM = (
     "tools",
@@ -49,7 +53,11 @@ def _check_message(message: Message, where: str) -> None:
         raise BadRequest(f"{where}.content is required for role {message.role}", param=f"{where}.content")
     if message.role == "tool" and not message.tool_call_id:
         raise BadRequest(f"{where}.tool_call_id is required for role tool", param=f"{where}.tool_call_id")
+    if len(message.tool_calls or ()) > MAX_PARTS:
+        raise BadRequest(f"{where}.tool_calls holds more than {MAX_PARTS}", param=f"{where}.tool_calls")
     if isinstance(message.content, list):
+        if len(message.content) > MAX_PARTS:
+            raise BadRequest(f"{where}.content holds more than {MAX_PARTS} parts; join them", param=f"{where}.content")
         for i, part in enumerate(message.content):
             check_depth(part.input_audio, f"{where}.content[{i}].input_audio")
 
@@ -68,6 +76,8 @@ def check_completion(request: CompletionRequest, limits: LimitsConfig) -> None:
     if request.prompt in ("", []):
         raise BadRequest("prompt must not be empty", param="prompt")
     if isinstance(request.prompt, list):
+        if len(request.prompt) > MAX_PROMPT:
+            raise BadRequest(f"prompt holds more than {MAX_PROMPT} entries; send less", param="prompt")
         _check_prompts(request.prompt)
     _check_sampling(request, limits)
     if request.best_of is not None and request.best_of > limits.max_choices:
@@ -91,6 +101,8 @@ def check_embedding(request: EmbeddingRequest, limits: LimitsConfig) -> None:
         raw = [raw]
     if not isinstance(raw, list) or not raw:
         raise BadRequest("input must be a text, or an array of at least one text or token array", param="input")
+    if len(raw) > MAX_PROMPT:
+        raise BadRequest(f"input holds more than {MAX_PROMPT} entries; send several requests", param="input")
     if len(raw) > limits.max_embedding_inputs and not all(type(item) is int for item in raw):
         raise BadRequest(
             f"input holds more than {limits.max_embedding_inputs} entries; send several requests", param="input"
@@ -108,6 +120,9 @@ def _check_sampling(request: ChatRequest | CompletionRequest, limits: LimitsConf
         raise BadRequest(f"n must be at most {limits.max_choices} (limits.max_choices)", param="n")
     if isinstance(request.stop, list) and len(request.stop) > MAX_STOP:
         raise BadRequest(f"stop holds more than {MAX_STOP} texts", param="stop")
+    for name in ("logit_bias", "stop_token_ids"):
+        if len(getattr(request, name) or ()) > MAX_TOKEN_IDS:
+            raise BadRequest(f"{name} holds more than {MAX_TOKEN_IDS} token ids", param=name)
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream to be true", param="stream_options")
     _check_tokens(request.max_tokens, "max_tokens", limits)

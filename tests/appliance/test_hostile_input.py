@@ -1,15 +1,18 @@
 """Values found by fuzzing every field of every route."""
 
+import gc
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.config import LimitsConfig
 from appliance.errors import BadRequest
 from appliance.http.uploads import label
+from appliance.http.validate import check_chat, check_completion, check_embedding
 from appliance.knowledge.filters import parse_filter
-from appliance.wire import ChatRequest, decoder
+from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, check_depth, decoder
 
 
 @given(st.integers().filter(lambda value: abs(value) > 2**53), st.sampled_from(["eq", "ne", "gt", "lte", "in", "nin"]))
@@ -44,3 +47,50 @@ def test_a_wrong_filter_type_is_told_in_a_short_line():
 )
 def test_f4_a_file_name_holds_nothing_invisible(name):
     assert label(name) == "report.txt"
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+HUGE = {
+    "metadata": {"metadata": {"a": [[]] * 60_000}},
+    "tools": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1] * 60_000}}}]},
+    "logit_bias": {"logit_bias": {str(i): 1 for i in range(5_000)}},
+    "stop_token_ids": {"stop_token_ids": [1] * 5_000},
+    "messages[0].content": {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 3_000}]},
+    "messages[0].tool_calls": {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}] * 3_000}]},
+}
+
+
+@pytest.mark.parametrize("param", HUGE)
+def test_c14_a_million_small_values_are_refused_before_they_hold_up_others(param):
+    request = decoder(ChatRequest)(json.dumps(CHAT | HUGE[param]).encode())
+    with pytest.raises(BadRequest, match="more than") as refused:
+        check_chat(request, LimitsConfig())
+    assert refused.value.param == param
+
+
+def test_c14_prompts_and_inputs_of_millions_of_tokens_are_refused():
+    tokens = [1] * 1_000_001
+    with pytest.raises(BadRequest, match="more than"):
+        check_completion(CompletionRequest(model="m", prompt=tokens), LimitsConfig())
+    with pytest.raises(BadRequest, match="more than"):
+        check_embedding(EmbeddingRequest(model="m", input=tokens), LimitsConfig())
+
+
+def test_decoding_a_large_body_leaves_the_garbage_collector_on():
+    decode = decoder(ChatRequest)
+    decode(json.dumps(CHAT | {"user": "u" * 300_000}).encode())
+    with pytest.raises(BadRequest):
+        decode(json.dumps(CHAT | {"user": ["u" * 300_000]}).encode())
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("depth", "fits"), [(63, True), (64, True), (65, False), (300, False)])
+def test_c3_free_form_json_may_be_64_deep(depth, fits):
+    value: object = 1
+    for _ in range(depth):
+        value = {"a": value}
+    if fits:
+        check_depth(value, "metadata")
+    else:
+        with pytest.raises(BadRequest, match="deep"):
+            check_depth(value, "metadata")
