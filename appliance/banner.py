@@ -4,34 +4,43 @@ from __future__ import annotations
 
 from appliance.config import Config
 
+QUESTION = "How do I start the appliance?"
+"""Asked of a model that has documents; the default configuration's hold the answer."""
 
-def banner(config: Config, port: int, seconds: float) -> str:
-    """The text; ``seconds`` is how long the start took."""
+
+def banner(config: Config, port: int, seconds: float, *, guarded: bool) -> str:
+    """The text; ``seconds`` is how long the start took, ``guarded`` whether callers need a key."""
     host = config.server.host if config.server.host not in ("0.0.0.0", "::") else "127.0.0.1"  # noqa: S104
     base = f"http://{host}:{port}/v1"
     chats = [model for model in config.models if model.engine or model.alias_of]
     grounded = next((model for model in chats if model.vector_stores), None)
     model = (grounded or chats[0]).name if chats else "MODEL"
-    ask = "Which command starts the appliance?" if grounded else "What is the capital of France?"
+    question = QUESTION if grounded else "What is the capital of France?"
+    asked = f'{{"role": "user", "content": "{question}"}}'
+    key = "YOUR-KEY" if guarded else "none"
     lines = [
         "",
         f"ready after {seconds:.1f} s",
         f"  API      {base}   (OpenAI-compatible; document at http://{host}:{port}/openapi.json)",
         f"  models   {', '.join(m.name + _note(m.vector_stores) for m in config.models) or 'none'}",
+        f"  callers  {'need a key: appliance keys create' if guarded else 'on this machine, without a key'}",
         f"  probes   http://{host}:{port}/livez  /readyz",
         "",
         "curl:",
         f"  curl -N {base}/chat/completions -H 'Content-Type: application/json' \\",
-        f"""    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "{ask}"}}]}}'""",
+        *([f"    -H 'Authorization: Bearer {key}' \\"] if guarded else []),
+        f"""    -d '{{"model": "{model}", "stream": true, "temperature": 0, "messages": [{asked}]}}'""",
         "",
         "openai (pip install openai):",
         "  from openai import OpenAI",
-        f'  client = OpenAI(base_url="{base}", api_key="none")',
-        f'  print(client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello"}}]))',
+        f'  client = OpenAI(base_url="{base}", api_key="{key}")',
+        f'  answer = client.chat.completions.create(model="{model}", temperature=0, messages=[{asked}])',
+        "  print(answer.choices[0].message.content)",
         "",
         "LangChain (pip install langchain-openai):",
         "  from langchain_openai import ChatOpenAI",
-        f'  print(ChatOpenAI(base_url="{base}", api_key="none", model="{model}").invoke("Hello").content)',
+        f'  model = ChatOpenAI(base_url="{base}", api_key="{key}", model="{model}", temperature=0)',
+        f'  print(model.invoke("{question}").content)',
         "",
         "Ctrl-C stops everything.",
     ]

@@ -47,10 +47,13 @@ def run(config_path: Path, *, host: str | None = None, port: int | None = None) 
     _tune()
     set_up_logging(config.observability)
     _prepare_folders(config)
-    with _only_one(config.data_path), _listening(config.server.host, config.server.port) as listener:
-        runtime = build(config, config_path=config_path)
-        with asyncio.Runner(loop_factory=_loop) as runner:
-            runner.run(_serve(runtime, listener, began))
+    runtime = build(config, config_path=config_path)
+    with (
+        _only_one(config.data_path),
+        _listening(config.server.host, config.server.port) as listener,
+        asyncio.Runner(loop_factory=_loop) as runner,
+    ):
+        runner.run(_serve(runtime, listener, began))
 
 
 def _loop() -> asyncio.AbstractEventLoop:
@@ -96,7 +99,8 @@ async def _serve(runtime: Runtime, listener: socket.socket, began: float) -> Non
         if await _start_engines(runtime, serving):
             gc.collect()
             gc.freeze()
-            click.echo(banner(runtime.config, listener.getsockname()[1], time.monotonic() - began))
+            port, seconds = listener.getsockname()[1], time.monotonic() - began
+            click.echo(banner(runtime.config, port, seconds, guarded=_is_guarded(runtime)))
             await serving
     finally:
         server.should_exit = True
@@ -131,6 +135,9 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Readiness goes first; running answers get ``server.shutdown_grace`` seconds."""
+        if not self._runtime.draining:
+            grace = self._runtime.config.server.shutdown_grace
+            click.echo(f"stopping; running answers get up to {grace:.0f} s")
         self._runtime.draining = True
         # Not uvicorn's own: it would raise the signal again at the end and skip what is still to be stopped.
         self.force_exit = self.should_exit and sig == signal.SIGINT
@@ -173,12 +180,15 @@ async def _tell(runtime: Runtime) -> None:
 def _check_exposure(runtime: Runtime) -> None:
     """Without authentication only this machine is served."""
     server = runtime.config.server
-    guarded = any(authenticator.enabled for _, authenticator in runtime.pipeline.authenticators)
-    if not guarded and not server.allow_unauthenticated and not _is_loopback(server.host):
+    if not _is_guarded(runtime) and not server.allow_unauthenticated and not _is_loopback(server.host):
         raise ConfigError(
             f"server.host: {server.host} is open to other machines but nothing checks who calls; create a key "
             "(appliance keys create --admin), bind 127.0.0.1, or set server.allow_unauthenticated: true"
         )
+
+
+def _is_guarded(runtime: Runtime) -> bool:
+    return any(authenticator.enabled for _, authenticator in runtime.pipeline.authenticators)
 
 
 def _is_loopback(host: str) -> bool:

@@ -87,6 +87,7 @@ class Route:
     def _call(self, scope: Scope, body: bytes, runtime: Runtime, request_id: str) -> Call:
         request = self._decode(body)
         self._check(request, runtime.config.limits)
+        validate.cap_tokens(request, runtime.config.limits)
         model = runtime.models.resolve(request.model)
         if model.embeds and self.operation != "embeddings":
             raise BadRequest(f"model {model.name} makes embeddings; use it with /v1/embeddings", param="model")

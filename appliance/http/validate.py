@@ -14,6 +14,7 @@ MAX_PARTS = 2048
 MAX_TOKEN_IDS = 4096
 MAX_PROMPT = 1_000_000
 """Entries of a prompt that is an array: texts, token arrays or token ids."""
+DEFAULT_COMPLETION_TOKENS = 16
 MAX_METADATA = 16
 _FREE_FORM = (
     "tools",
@@ -26,6 +27,17 @@ _FREE_FORM = (
     "audio",
     "prediction",
 )
+
+
+def cap_tokens(request: ChatRequest | CompletionRequest | EmbeddingRequest, limits: LimitsConfig) -> None:
+    """Give a request that names no maximum the configured one; completions keep OpenAI's default of 16 below it."""
+    cap = limits.max_completion_tokens
+    if cap is None or isinstance(request, EmbeddingRequest) or request.max_tokens is not None:
+        return
+    if isinstance(request, CompletionRequest):
+        request.max_tokens = min(cap, DEFAULT_COMPLETION_TOKENS)
+    elif request.max_completion_tokens is None:
+        request.max_completion_tokens = cap
 
 
 def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:

@@ -87,7 +87,10 @@ class VllmEngine:
         """
         await self.stop()
         if self._spec.path is None:
-            raise StartError(f"{self._spec.where}: {self._spec.name} is not here yet; run: appliance models pull")
+            raise StartError(
+                f"{self._spec.where}: the model is not here; run appliance models pull {self._spec.name} "
+                "with the same --config"
+            )
         self._folder = self._choose_folder()
         socket = self._folder / "vllm.sock"
         self._client = self._make_client(socket)

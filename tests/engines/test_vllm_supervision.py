@@ -174,7 +174,7 @@ async def test_a_process_that_dies_at_start_is_explained_with_its_log(tmp_path: 
 
 
 async def test_a_model_that_was_not_pulled_says_how_to(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"models\[0\]: m is not here yet; run: appliance models pull"):
+    with pytest.raises(StartError, match=r"models\[0\]: the model is not here; run appliance models pull m"):
         await make(tmp_path, path=None).start()
 
 
