@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._serving import (
+    cpu_seconds,
     create_key,
     free_port,
     machine,
@@ -34,17 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     print(machine())
     port = free_port()
-    print("| server | seconds to /readyz | MiB at rest |\n|---|--:|--:|")
+    print("| server | seconds to /readyz | CPU seconds | MiB at rest |\n|---|--:|--:|--:|")
     # One sink plays the remote engine, which is only asked whether it is there, and the collector.
     with tempfile.TemporaryDirectory(prefix="bench-") as name, started(sink_command(port), Path(name) / "sink.log"):
         for label, plugins in (("bare: no plugin but an engine", ("openai",)), ("guarded and watched", None)):
-            seconds, mib = zip(*(_start(port, plugins) for _ in range(options.rounds)), strict=True)
-            print(f"| {label} | {statistics.median(seconds):.2f} | {statistics.median(mib):.0f} |", flush=True)
+            figures = zip(*(_start(port, plugins) for _ in range(options.rounds)), strict=True)
+            seconds, cpu, mib = map(statistics.median, figures)
+            print(f"| {label} | {seconds:.2f} | {cpu:.2f} | {mib:.0f} |", flush=True)
     return 0
 
 
-def _start(port: int, plugins: Sequence[str] | None) -> tuple[float, float]:
-    """Seconds and MiB of one start; ``None`` for the plugins of ``SERVER_PLUGINS``. The database exists already."""
+def _start(port: int, plugins: Sequence[str] | None) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and MiB of one start; ``None`` for the plugins of ``SERVER_PLUGINS``. The database exists already."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         config: dict[str, Any] = server_config(
@@ -58,8 +60,9 @@ def _start(port: int, plugins: Sequence[str] | None) -> tuple[float, float]:
         with serving(path) as first:
             assert first.pid  # the first start makes the database
         with serving(path) as served:
+            cpu = cpu_seconds(served.pid)
             time.sleep(_SETTLE_SECONDS)
-            return served.seconds, rss_bytes(served.pid) / _MIB
+            return served.seconds, cpu, rss_bytes(served.pid) / _MIB
 
 
 if __name__ == "__main__":
