@@ -48,7 +48,6 @@ _COLUMNS: dict[str, Callable[[Row, Row], float]] = {
     "p99  ": lambda r, d: _added(r, d, "paced-c256", "chunk_delay_us", "p99"),
     "chunk added us beside 400 KB prompts p50": lambda r, d: _added(r, d, "mixed-c32", "chunk_delay_us", "p50"),
     "p99   ": lambda r, d: _added(r, d, "mixed-c32", "chunk_delay_us", "p99"),
-    "failed": lambda r, _: sum(case["errors"] + case["short"] for case in r.values()),
 }
 
 
@@ -65,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(machine())
     print(table(rows))
-    return int(any("error" in row for row in rows))
+    failed = [row["name"] for row in rows if "error" in row or _failed(row.get("results", {}))]
+    if failed:
+        print(f"error: no measurement, requests failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,6 +155,11 @@ def _toml(name: str, entries: Mapping[str, Any]) -> str:
         else:
             lines.append(f"{key} = {json.dumps(value)}")
     return "\n".join(lines) + "\n\n"
+
+
+def _failed(results: Row) -> bool:
+    """More than a thousandth of the requests of any case."""
+    return any(case["errors"] + case["short"] > 0.001 * case["total"] for case in results.values())
 
 
 def _added(results: Row, direct: Row, case: str, metric: str, quantile: str) -> float:
