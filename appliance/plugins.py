@@ -6,6 +6,7 @@ misspells a hook or clashes with another stops the boot with its name and the fi
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,9 +71,10 @@ class Plugins:
 
     def _load(self, name: str, available: Mapping[str, EntryPoint]) -> object:
         if name not in available:
+            close = difflib.get_close_matches(name, available, n=1)
+            meant = f"; did you mean {close[0]}?" if close else "; install the package that provides it or remove it"
             raise PluginError(
-                f"plugins: {name} is not installed; install the package that provides it or remove it "
-                f"(installed: {', '.join(sorted(available)) or 'none'})"
+                f"plugins: {name} is not installed{meant} (installed: {', '.join(sorted(available)) or 'none'})"
             )
         try:
             plugin: object = available[name].load()

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from appliance.config import Config
 from appliance.context import AppContext
-from appliance.errors import ApplianceError, ConfigError, StartError
+from appliance.errors import ApplianceError, ConfigError, NotFound, StartError
 from appliance.filtering import Filters
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import Retriever
@@ -27,6 +27,7 @@ from appliance.stalls import StallWatch
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.telemetry import NoTelemetry
+from appliance.types import ANONYMOUS
 
 log = logging.getLogger("appliance")
 _T = TypeVar("_T")
@@ -51,7 +52,6 @@ class Runtime:
     async def start(self) -> None:
         """Open storage, then start plugins and the worker. Engines start with ``start_engines``."""
         try:
-            await self._held.enter_async_context(StallWatch())
             await self.database.start()
             self._held.push_async_callback(self.database.stop)
             await asyncio.to_thread(self.blobs.start)
@@ -78,6 +78,17 @@ class Runtime:
             await asyncio.gather(*tasks, return_exceptions=True)
         if self.knowledge and self.config.retrieval.stores:
             await Seeder(self.config, self.database, self.blobs, self.knowledge).run()
+        await self._warn_of_unknown_stores()
+        await self._held.enter_async_context(StallWatch())
+
+    async def _warn_of_unknown_stores(self) -> None:
+        """A bound store may still be made through the API, so a name that nobody has is no reason not to start."""
+        directory = StoreDirectory(self.database)
+        for model in self.models:
+            try:
+                await directory.resolve(ANONYMOUS.tenant, model.vector_stores)
+            except NotFound as error:
+                log.warning("model %s: its vector_stores name one that is not there: %s", model.name, error)
 
     async def stop(self) -> None:
         """Stop everything, in reverse; safe to call twice."""

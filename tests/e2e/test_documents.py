@@ -123,7 +123,9 @@ def test_a_plain_answer_cites_the_same_passages_as_a_streamed_one(client: openai
         messages=[{"role": "user", "content": question}],
     )  # fmt: skip
     message = plain.choices[0].message.model_dump()
-    assert [(a["file_id"], a["quote"]) for a in message["annotations"]] == [(a["file_id"], a["quote"]) for a in streamed]
+    assert [(a["file_id"], a["quote"]) for a in message["annotations"]] == [
+        (a["file_id"], a["quote"]) for a in streamed
+    ]
 
 
 def test_a_model_with_bound_stores_answers_from_them_by_name_alone(client: openai.OpenAI) -> None:
