@@ -42,6 +42,7 @@ HEADINGS = {
     "SourcesSettings": "plugin.sources",
     "OtelSettings": "plugin.otel",
     "PrometheusSettings": "plugin.prometheus",
+    "DiskSpaceSettings": "plugin.disk_space",
 }
 
 
