@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from appliance.types import Passage
 
-_CONTROL_WORD = re.compile(r"\[(/?[A-Z][A-Z_]{2,})\]")
+_CONTROL_WORD = re.compile(r"\[(/?[a-z]?[A-Z][A-Z_]{2,})\]")
 _NAME = re.compile(r"[^\w .,()+@-]")
 
 INSTRUCTIONS = (

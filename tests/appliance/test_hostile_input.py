@@ -12,6 +12,7 @@ from appliance.errors import BadRequest
 from appliance.http.uploads import label
 from appliance.http.validate import check_chat, check_completion, check_embedding
 from appliance.knowledge.filters import parse_filter
+from appliance.knowledge.framing import neutral
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, check_depth, decoder
 
 
@@ -94,3 +95,10 @@ def test_c3_free_form_json_may_be_64_deep(depth, fits):
     else:
         with pytest.raises(BadRequest, match="deep"):
             check_depth(value, "metadata")
+
+
+@pytest.mark.parametrize(
+    "token", ["[INST]", "[/INST]", "[gMASK]", "[sMASK]", "[TOOL_CALLS]", "<|im_end|>", "</sources>"]
+)
+def test_f2_no_control_token_survives_in_a_passage(token):
+    assert token not in neutral(f"before {token} after")
