@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -58,12 +59,37 @@ class Connection(HttpToolsProtocol):
         if self._unread > MAX_HEAD_BYTES + len(data):  # this read may hold a body, the ones before did not
             self._refuse_head()
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self.send_400_response("")
         if self._timer is None and not self.transport.is_closing():
             if self._in_body:
                 self._watch_body()
             elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
                 self._watch_head()
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Parse the request again without its wish for another protocol, for which the parser drops the body.
+
+        Java's HTTP client and ``curl --http2`` wish for HTTP/2 with every request; a server may ignore that.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        closes = any(name == b"connection" and b"close" in value.lower() for name, value in self.headers)
+        headers = [(name, value) for name, value in self.headers if name not in (b"upgrade", b"connection")]
+        headers += [(b"connection", b"close")] if closes else []
+        head = b"%b %b HTTP/%b\r\n" % (method, self.url, version)
+        head += b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.parser = httptools.HttpRequestParser(self)
+        self._unread = 0
+        self.data_received(head + b"\r\n" + rest)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
@@ -76,6 +102,8 @@ class Connection(HttpToolsProtocol):
         if self._unread > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:
             self._too_large = True
             raise ValueError  # stops the parser; send_400_response comes next
+        if self.parser.should_upgrade():
+            return  # it comes again
         self._stop_watching()
         self._unread = self._body_bytes = 0
         self._in_body = True
@@ -90,6 +118,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The next head may come."""
+        if self.parser.should_upgrade():
+            return
         self._stop_watching()
         self._unread = 0
         self._in_body = False

@@ -153,3 +153,22 @@ async def test_o01_every_pipelined_request_of_a_client_that_left_stops(tmp_path)
             await until(lambda: served.engine.running)
         await until(lambda: not served.engine.running)
         assert served.engine.diaries[0].events == ["start", "abort"]
+
+
+@pytest.mark.parametrize("wish", ["h2c", "websocket", "h2c, websocket"])
+async def test_a_request_that_offers_another_protocol_is_answered_with_its_body(served, wish):
+    headers = {"connection": "Upgrade, HTTP2-Settings", "upgrade": wish, "http2-settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
+    request = request_bytes("/v1/chat/completions", CHAT | {"user": "u" * 30_000}, headers=headers)
+    async with asyncio.timeout(20), connection(served.url) as (reader, writer):
+        for pieces in ([request], [request], [request[:300], request[300:9_000], request[9_000:]]):
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.01)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            await reader.readexactly(int(parse_answer(head)[1]["content-length"]))
+
+
+async def test_connect_is_refused(served):
+    status, _, _ = await answer_to(served.url, b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org\r\n\r\n")
+    assert status == 400
