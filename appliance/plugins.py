@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -51,6 +51,7 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self._settings: dict[str, Any] = {}
         self._context: AppContext | None = None
+        self._asked: dict[str, list[tuple[str, Any]]] = {}
         self.names: tuple[str, ...] = tuple(dict.fromkeys([*config.plugins, *(extra or {})]))
         available = installed()
         for name in self.names:
@@ -144,11 +145,12 @@ class Plugins:
     def _implements(self, name: str, hook: str) -> bool:
         return bool(self._caller(name, hook).get_hookimpls())
 
-    def _answers(self, hook: str) -> Iterator[tuple[str, Any]]:
-        for name in self.names:
-            answer = self._ask(name, hook, **self._arguments(name, hook))
-            if answer is not None:
-                yield name, answer
+    def _answers(self, hook: str) -> list[tuple[str, Any]]:
+        """Every plugin's answer, in order. A hook is asked once: what plugins return is shared, not made again."""
+        if hook not in self._asked:
+            answers = [(name, self._ask(name, hook, **self._arguments(name, hook))) for name in self.names]
+            self._asked[hook] = [(name, answer) for name, answer in answers if answer is not None]
+        return self._asked[hook]
 
     def _arguments(self, name: str, hook: str) -> dict[str, Any]:
         wanted = inspect.signature(getattr(hookspecs, hook)).parameters

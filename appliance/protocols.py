@@ -323,9 +323,6 @@ class Telemetry(Protocol):
         """Headers that let another process continue the trace."""
         ...
 
-    def flush(self, timeout: float) -> None:
-        """Send what is left. Seconds."""
-
 
 HealthCheck: TypeAlias = Callable[[], Awaitable[str | None]]
 """``None`` when well, else one line saying what is wrong."""

@@ -39,9 +39,6 @@ class NoTelemetry:
         """No headers."""
         return {}
 
-    def flush(self, timeout: float) -> None:
-        """Nothing to send."""
-
 
 def finish_span(span: TraceSpan, record: CallRecord) -> None:
     """Write the outcome on a call's span (OpenTelemetry GenAI conventions) and end it."""

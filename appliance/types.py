@@ -113,7 +113,6 @@ class CallRecord(msgspec.Struct, kw_only=True):
     outcome: Outcome = "success"
     status: int = 200
     error_type: str | None = None
-    attempts: int = 1
 
     @property
     def duration(self) -> float:

@@ -99,9 +99,6 @@ class Spans:
     def headers(self, span: Any) -> Mapping[str, str]:
         return {}
 
-    def flush(self, timeout: float) -> None:
-        pass
-
 
 @dataclass
 class Keys:

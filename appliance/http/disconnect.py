@@ -7,6 +7,7 @@ and cancels it, so that an engine stops within moments also before the first tok
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 
 from litestar.types import Receive
@@ -39,6 +40,10 @@ class ClientWatch:
         del self._watcher  # it refers to this object: such a circle would be left to the garbage collector
         if self._gone and self._task is not None:
             self._task.uncancel()
+            if kind is None:
+                # The block ended in the very turn in which the client left: the cancellation is still to come.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
             if kind is None or issubclass(kind, asyncio.CancelledError):
                 raise ClientGone from None
 

@@ -29,9 +29,6 @@ class CallMetrics:
             ("operation", "model", "outcome"),
             registry=self.registry,
         )
-        self._attempts = Counter(
-            "appliance_attempts", "Tries at engines, retries included.", ("model",), registry=self.registry
-        )
         self._first_token = Histogram(
             "appliance_time_to_first_token_seconds",
             "Arrival to first token, of streams that had one.",
@@ -75,7 +72,6 @@ class CallMetrics:
         call = record.call
         view = self._view(call.model)
         view.requests(call.operation, record.outcome).inc()
-        view.attempts.inc(record.attempts)
         view.duration(call.operation).observe(record.duration)
         if call.stream and record.first_token is not None:
             view.first_token.observe(record.first_token - record.started)
@@ -105,7 +101,6 @@ class CallMetrics:
             model,
             requests=self._requests,
             durations=self._duration,
-            attempts=self._attempts.labels(model),
             first_token=self._first_token.labels(model),
             gap=self._gap.labels(model),
             tokens=self._tokens,
@@ -121,7 +116,6 @@ class _ModelView:
         *,
         requests: Counter,
         durations: Histogram,
-        attempts: Counter,
         first_token: Histogram,
         gap: Histogram,
         tokens: Counter,
@@ -131,7 +125,6 @@ class _ModelView:
         self._all_durations = durations
         self._requests: dict[tuple[str, str], Counter] = {}
         self._durations: dict[str, Histogram] = {}
-        self.attempts = attempts
         self.first_token = first_token
         self.gap = gap
         self.prompt_tokens = tokens.labels(model, "prompt")

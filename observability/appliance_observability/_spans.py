@@ -11,7 +11,6 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from appliance.plugin import ApplianceError, Call, ChatRequest, CompletionRequest, RequestError, TraceSpan
-from appliance_observability.otel import within
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -73,10 +72,6 @@ class OtelTelemetry:
         if isinstance(span, OtelSpan):
             _PROPAGATOR.inject(carrier, set_span_in_context(span.span, _NO_PARENT))
         return carrier
-
-    def flush(self, timeout: float) -> None:
-        """Send what is left; give up after ``timeout`` seconds."""
-        within(timeout, self.provider.force_flush)
 
 
 class OtelSpan:

@@ -41,6 +41,9 @@ _SLICE = 16_384
 _T = TypeVar("_T")
 
 
+_FREE_FORM = ("tools", "functions", "response_format", "prediction")
+
+
 class WordlistSettings(Strict, frozen=True):
     """Terms are matched in upper and lower case and also inside words; names of patterns (``email``) stand for them."""
 
@@ -58,8 +61,8 @@ def appliance_settings() -> type[msgspec.Struct]:
 
 @hookimpl
 def appliance_input_filters(settings: WordlistSettings) -> Sequence[InputFilter]:
-    """The filter, if it is to look at requests."""
-    return [Wordlist(settings)] if "input" in settings.apply else []
+    """The filter; it looks at passages in any case, as they go to the model and, quoted in citations, to the client."""
+    return [Wordlist(settings) if "input" in settings.apply else PassagesOnly(settings)]
 
 
 @hookimpl
@@ -78,7 +81,8 @@ class Wordlist:
     async def filter_input(self, call: Call) -> Call:
         """The call with masked messages or prompt. Raises Blocked naming the field, never the term."""
         if isinstance(call.request, ChatRequest):
-            return _with(call, messages=await self._messages(call.request.messages))
+            free_form = {name: await self._walk(getattr(call.request, name), name) for name in _FREE_FORM}
+            return _with(call, messages=await self._messages(call.request.messages), **free_form)
         if isinstance(call.request, CompletionRequest):
             prompt = await self._prompt(call.request.prompt)
             suffix = await self._optional(call.request.suffix, "suffix")
@@ -106,6 +110,14 @@ class Wordlist:
         rest = answer.rest()
         if rest is not None:
             yield rest
+
+    async def _walk(self, value: Any, where: str) -> Any:
+        """Free-form JSON with every text in it filtered; keys stay, as they name things."""
+        if isinstance(value, str):
+            return await self._text(value, where)
+        if isinstance(value, dict):
+            return {key: await self._walk(item, where) for key, item in value.items()}
+        return [await self._walk(item, where) for item in value] if isinstance(value, list) else value
 
     async def _messages(self, messages: Sequence[Message]) -> list[Message]:
         return [await self._message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -158,6 +170,14 @@ class Wordlist:
             await asyncio.sleep(0)
         out.append(window.finish())
         return "".join(out), window.blocked
+
+
+class PassagesOnly(Wordlist):
+    """Leaves requests alone."""
+
+    async def filter_input(self, call: Call) -> Call:
+        """The call as it is."""
+        return call
 
 
 def _with(call: Call, **fields: Any) -> Call:

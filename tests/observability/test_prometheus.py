@@ -51,14 +51,6 @@ async def test_o35_first_token_time_is_only_of_streams_that_had_one():
     assert value(text, "appliance_request_duration_seconds_count") == 3
 
 
-async def test_o35_a_retry_is_an_attempt_and_no_request():
-    metrics = CallMetrics(["m"])
-    await metrics.record(record(attempts=2))
-    text = exposition(metrics)
-    assert value(text, "appliance_requests_total", {"outcome": "success"}) == 1
-    assert value(text, "appliance_attempts_total") == 2
-
-
 async def test_o35_tokens_are_counted_once_also_of_calls_that_broke_off():
     metrics = CallMetrics(["m"])
     await metrics.record(record(tokens=7, usage=Usage(10, 8, 4)))

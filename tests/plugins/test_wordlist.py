@@ -229,10 +229,33 @@ async def test_passages_with_blocked_terms_are_dropped_and_others_masked():
     assert [item.text for item in kept] == ["ask ***", "ok"]
 
 
-def test_apply_says_where_the_filter_works():
-    only_output = WordlistSettings(block=("x",), apply=("output",))
-    assert wordlist.appliance_input_filters(only_output) == []
+async def test_apply_says_where_the_filter_works():
+    only_output = WordlistSettings(block=("kumquat",), apply=("output",))
+    (passages_only,) = wordlist.appliance_input_filters(only_output)
+    call = chat_call(text="a kumquat")
+    assert await passages_only.filter_input(call) is call
     assert len(wordlist.appliance_output_filters(only_output)) == 1
+    assert wordlist.appliance_output_filters(WordlistSettings(block=("x",), apply=("input",))) == []
+
+
+async def test_passages_are_filtered_for_an_output_list_too_as_citations_quote_them():
+    (passages_only,) = wordlist.appliance_input_filters(WordlistSettings(block=("kumquat",), apply=("output",)))
+    passage = Passage(chunk_id="c", store_id="s", file_id="f", filename="a.txt", text="a kumquat", score=1.0)
+    assert await passages_only.filter_passages(chat_call(), [passage]) == []
+
+
+def with_tool(tool):
+    call = chat_call()
+    return msgspec.structs.replace(call, request=msgspec.structs.replace(call.request, tools=[tool]))
+
+
+async def test_descriptions_of_tools_are_input_too():
+    tool = {"type": "function", "function": {"name": "f", "description": "asks me@example.test", "parameters": {}}}
+    filtered = await made().filter_input(with_tool(tool))
+    assert filtered.request.tools[0]["function"] == {"name": "f", "description": "asks ***", "parameters": {}}
+    tool["function"]["description"] = "a kumquat"
+    with pytest.raises(Blocked, match="tools"):
+        await made().filter_input(with_tool(tool))
 
 
 @pytest.mark.parametrize(
