@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _start(port: int, plugins: Sequence[str] | None) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and MiB of one start; ``None`` for the plugins of ``SERVER_PLUGINS``. The database exists already."""
+    """Seconds, CPU seconds and MiB of one start with the database there; ``None`` for the plugins of SERVER_PLUGINS."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         config: dict[str, Any] = server_config(
