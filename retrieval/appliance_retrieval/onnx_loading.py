@@ -32,7 +32,9 @@ class OnnxOptions(Strict, frozen=True):
 async def load_model(spec: ModelSpec, options: OnnxOptions) -> tuple[OnnxModel, str]:
     """Export if need be, then load; the model and the digest of its weights. Raises StartError."""
     if spec.path is None:
-        raise StartError(f"{spec.where}: the model is not here; run appliance models pull {spec.name} with the same --config")
+        raise StartError(
+            f"{spec.where}: the model is not here; run appliance models pull {spec.name} with the same --config"
+        )
     source = Path(spec.path)
     digest = await asyncio.to_thread(weights_digest, source)
     target = Path(options.cache_dir or source.parent) / f"onnx-int8-{digest[:12]}"
