@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -132,14 +132,10 @@ class Pipeline:
     ) -> AsyncIterator[Chunk]:
         """Wait until the engine has accepted; then its chunks, watched for the record."""
         step = self.telemetry.start_step(span, "generate", {"gen_ai.request.model": call.model})
-        held.callback(step.end)
+        held.push(_ending(step))
         if trace := self.telemetry.headers(step):
             call = msgspec.structs.replace(call, headers={**call.headers, **trace})
-        try:
-            generation = await self.models.resolve(call.model).engine.generate(call)
-        except BaseException as error:
-            step.fail(error)
-            raise
+        generation = await self.models.resolve(call.model).engine.generate(call)
         # Closed here, not by the generators above it: one that never starts never runs its clean-up.
         held.push_async_callback(generation.aclose)
         return observed(call, generation, record)
@@ -178,6 +174,17 @@ class Pipeline:
                     await answer
             except Exception:
                 log.exception("plugin %s failed in appliance_on_call_finished for request %s", name, record.call.id)
+
+
+def _ending(step: TraceSpan) -> Callable[[object, BaseException | None, object], None]:
+    """An exit for the stack of what is held: ends a step, as failed if an error comes by, also in mid-stream."""
+
+    def end(_: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            step.fail(error)
+        step.end()
+
+    return end
 
 
 class _Lease:

@@ -19,7 +19,7 @@ from appliance.plugin import (
     RetrievalUnavailable,
     Unauthenticated,
 )
-from appliance.testing import Emit, Wait
+from appliance.testing import Emit, Fail, Wait
 
 CHAT = "/v1/chat/completions"
 
@@ -288,6 +288,17 @@ async def test_telemetry_that_breaks_at_the_end_harms_neither_answer_nor_record(
         assert (await b.chat()).status_code == 200
     assert len(notebook.records) == 1
     assert "the trace of request" in caplog.text
+
+
+async def test_the_generate_step_fails_with_an_engine_that_breaks_off_in_mid_stream(box):
+    from inline import Spans
+
+    spans = Spans()
+    async with box([Emit("a"), Fail("gone")], spans=provides(telemetry=spans)) as b:
+        await b.chat(stream=True)
+    generate = next(span for span in spans.spans if span.name == "generate")
+    assert generate.error is not None
+    assert generate.ended == 1
 
 
 async def test_a_foreign_error_of_an_engine_is_translated_by_a_plugin_before_it_is_recorded(box):
