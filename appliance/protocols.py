@@ -123,6 +123,8 @@ class Reranker(Protocol):
     async def rerank(self, query: str, passages: Sequence[Passage]) -> Sequence[Passage]:
         """The same passages, best first, with new scores from 0 to 1; equal scores keep their order.
 
+        The given ones are in the order of the fusion with its scores, from 0 to 1, which may count in the new ones.
+
         Raises:
             RetrievalUnavailable: it is stopped, or its backend out of reach.
         """

@@ -7,8 +7,10 @@
     retrieval:
       reranker: minilm-tokens
 
-The score (MaxSim) is, for each token of the query, the cosine to the nearest token of the passage; of these the mean.
-The token vectors are those of an ordinary sentence-transformers model before it pools them, computed at each search.
+MaxSim is, for each token of the query, the cosine to the nearest token of the passage; of these the mean. The token
+vectors are those of an ordinary sentence-transformers model before it pools them, computed at each search. Such a model
+was not trained for this, and MaxSim alone orders worse than the fusion before it (Cranfield, nDCG@10: 0.546 against
+0.555). Both together order better (0.560), so the score is the mean of MaxSim and the passage's score so far.
 """
 
 from __future__ import annotations
@@ -68,14 +70,14 @@ class LateInteraction:
             await asyncio.to_thread(thread.shutdown)
 
     async def rerank(self, query: str, passages: Sequence[Passage]) -> Sequence[Passage]:
-        """The passages by their score, from 0 to 1."""
+        """The passages by the mean of their score so far and MaxSim, from 0 to 1."""
         model, thread, loop = self._model, self._thread, asyncio.get_running_loop()
         if model is None or thread is None:
             raise RetrievalUnavailable("the reranker is stopped; try again later")
         tokens = await loop.run_in_executor(thread, token_vectors, model, query)
-        jobs = (loop.run_in_executor(thread, _score, model, tokens, passage.text) for passage in passages)
-        scores = await asyncio.gather(*jobs)  # cancelling it drops the jobs that have not begun
-        scored = [msgspec.structs.replace(item, score=score) for item, score in zip(passages, scores, strict=True)]
+        jobs = (loop.run_in_executor(thread, _likeness, model, tokens, passage.text) for passage in passages)
+        found = await asyncio.gather(*jobs)  # cancelling it drops the jobs that have not begun
+        scored = [_rescored(passage, likeness) for passage, likeness in zip(passages, found, strict=True)]
         return sorted(scored, key=lambda passage: -passage.score)
 
 
@@ -86,7 +88,11 @@ def token_vectors(model: OnnxModel, text: str) -> NDArray[np.float32]:
     return np.concatenate([model.encode_tokens(window) for window in model.windows(model.token_ids(text))])
 
 
-def _score(model: OnnxModel, query: NDArray[np.float32], text: str) -> float:
+def _rescored(passage: Passage, likeness: float) -> Passage:
+    return msgspec.structs.replace(passage, score=(passage.score + likeness) / 2)
+
+
+def _likeness(model: OnnxModel, query: NDArray[np.float32], text: str) -> float:
     return max_similarity(query, token_vectors(model, text))
 
 

@@ -17,11 +17,11 @@ TEXTS = ["The parliament passed a tax law.", "Cats sleep curled up, for many hou
 
 
 def passages(texts: Sequence[str]) -> list[Passage]:
-    """Passages as a search gives them, worse and worse."""
+    """Passages as a search gives them, best first, with the scores of reciprocal rank fusion."""
     return [
         Passage(
             chunk_id=f"chunk-{i}", store_id="vs_1", file_id=f"file-{i}", filename=f"{i}.txt", text=text,
-            score=1 / (1 + i), similarity=0.5, matched=True, attributes={"n": i},
+            score=61 / (61 + i), similarity=0.5, matched=True, attributes={"n": i},
         )
         for i, text in enumerate(texts)
     ]  # fmt: skip
