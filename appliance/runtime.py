@@ -68,7 +68,7 @@ class Runtime:
         """Start every engine and the worker at once; the first that fails stops the rest. Raises StartError."""
         parts = [_or_start_error(engine.start(), f"model {name}") for name, engine in self.models.engines().items()]
         if self.knowledge:
-            parts.append(self.knowledge.start())
+            parts.append(self._start_knowledge(self.knowledge))
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             await asyncio.gather(*tasks)
@@ -76,10 +76,16 @@ class Runtime:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if self.knowledge and self.config.retrieval.stores:
-            await Seeder(self.config, self.database, self.blobs, self.knowledge).run()
         await self._warn_of_unknown_stores()
         await self._held.enter_async_context(StallWatch())
+
+    async def _start_knowledge(self, knowledge: Knowledge) -> None:
+        """Beside the engines: a large model loads for minutes, in which documents can be indexed."""
+        await knowledge.start()
+        if self.config.retrieval.stores:
+            seeder = Seeder(self.config, self.database, self.blobs, knowledge)
+            await seeder.run()
+            await seeder.wait()
 
     async def _warn_of_unknown_stores(self) -> None:
         """A bound store may still be made through the API, so a name that nobody has is no reason not to start."""

@@ -13,6 +13,7 @@ from appliance.errors import EngineError
 from appliance.knowledge.citations import Citations
 from appliance.protocols import Generation
 from appliance.types import Call, CallRecord, Chunk, Usage
+from appliance.wire import question_of
 
 # Bytes are searched, not decoded: a quote inside a JSON string is escaped, so these match only real keys.
 _OUTPUT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content|refusal)":\s*"[^"]')
@@ -102,12 +103,13 @@ def _summary(payload: bytes, record: CallRecord) -> _Summary:
 async def cited(call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
     """Add ``annotations`` to the message, or to each choice's last delta of a stream."""
     part = "delta" if call.stream else "message"
+    question = question_of(call.request)
     texts: dict[int, Citations] = {}
     async for chunk in chunks:
         body = chunk.body
         changed = False
         for choice in body.get("choices", []):
-            citations = texts.setdefault(choice.get("index", 0), Citations(call.passages))
+            citations = texts.setdefault(choice.get("index", 0), Citations(call.passages, question))
             changed |= _cite(choice, part, citations)
         yield Chunk(body=body) if changed else chunk
 

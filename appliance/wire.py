@@ -17,6 +17,7 @@ from appliance.errors import BadRequest
 
 _T = TypeVar("_T")
 MAX_JSON_DEPTH = 64
+MAX_QUESTION_CHARACTERS = 2_000
 MAX_JSON_VALUES = 50_000
 """Values in a free-form field: a schema has hundreds, and a million of them would hold up everybody else."""
 _LARGE = 256 * 1024
@@ -228,3 +229,9 @@ def message_text(message: Message) -> str:
     if isinstance(message.content, str):
         return message.content
     return "\n".join(part.text for part in message.content or [] if part.text)
+
+
+def question_of(request: ChatRequest) -> str:
+    """The text of the last user message, as far as a search reads it; empty if there is none."""
+    asked = next((message for message in reversed(request.messages) if message.role == "user"), None)
+    return message_text(asked)[:MAX_QUESTION_CHARACTERS].strip() if asked else ""

@@ -18,13 +18,11 @@ from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.framing import framed
 from appliance.knowledge.ranking import parse_ranking
 from appliance.types import Call, Passage, Principal, Scope, Search
-from appliance.wire import ChatRequest, FileSearch, Message, invalid_field, message_text
+from appliance.wire import ChatRequest, FileSearch, Message, invalid_field, message_text, question_of
 
 if TYPE_CHECKING:
     from appliance.knowledge.stores import StoreDirectory
     from appliance.models.registry import Model, Models
-
-MAX_QUERY_CHARACTERS = 2_000
 
 
 class Retriever:
@@ -51,7 +49,7 @@ class Retriever:
         tools = file_search_tools(request)
         if not tools and not bound.vector_stores:
             return None
-        return self._search(_read_tool(tools), bound, _question(request))
+        return self._search(_read_tool(tools), bound, question_of(request))
 
     def _search(self, tool: FileSearch, bound: Model, question: str) -> Search:
         return Search(
@@ -121,11 +119,6 @@ def _read_tool(tools: list[dict[str, Any]]) -> FileSearch:
     if not search.vector_store_ids:
         raise BadRequest("the file_search tool needs vector_store_ids", param="tools.vector_store_ids")
     return search
-
-
-def _question(request: ChatRequest) -> str:
-    asked = next((message for message in reversed(request.messages) if message.role == "user"), None)
-    return message_text(asked)[:MAX_QUERY_CHARACTERS].strip() if asked else ""
 
 
 def _within(passages: list[Passage], characters: int) -> list[Passage]:

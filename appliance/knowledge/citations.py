@@ -15,14 +15,18 @@ from appliance.types import Passage
 
 _MARKER = re.compile(r"\[(\d{1,3})\]")
 _PARTIAL = re.compile(r"\[\d{0,3}$")
+_WORD = re.compile(r"\w{3,}")
+_SENTENCE_END = re.compile(r"[.!?]\s+|\n+")
 QUOTE_CHARACTERS = 300
 
 
 class Citations:
     """Collects the markers of one choice's text, which may come in pieces."""
 
-    def __init__(self, passages: Sequence[Passage]) -> None:
+    def __init__(self, passages: Sequence[Passage], question: str = "") -> None:
+        """``question`` chooses which part of a long passage is quoted."""
         self._passages = passages
+        self._question = question
         self._length = 0
         self._rest = ""
         self._cited: dict[int, int] = {}
@@ -43,14 +47,37 @@ class Citations:
     def annotations(self) -> list[dict[str, Any]]:
         """OpenAI ``file_citation`` annotations with the quoted passage; ``index`` is a place in the text."""
         cited = self._cited or dict.fromkeys(range(1, len(self._passages) + 1), self._length)
-        return [_annotation(self._passages[number - 1], index) for number, index in sorted(cited.items())]
+        return [self._annotation(self._passages[number - 1], index) for number, index in sorted(cited.items())]
+
+    def _annotation(self, passage: Passage, index: int) -> dict[str, Any]:
+        return {
+            "type": "file_citation",
+            "file_id": passage.file_id,
+            "filename": passage.filename,
+            "index": index,
+            "quote": quote(passage.text, self._question),
+        }
 
 
-def _annotation(passage: Passage, index: int) -> dict[str, Any]:
-    return {
-        "type": "file_citation",
-        "file_id": passage.file_id,
-        "filename": passage.filename,
-        "index": index,
-        "quote": passage.text[:QUOTE_CHARACTERS],
-    }
+def quote(text: str, question: str) -> str:
+    """The part of a passage that shares most words with the question, at most 300 characters.
+
+    It begins with a sentence: of equally good ones the last, which is the one that holds the words.
+    """
+    if len(text) <= QUOTE_CHARACTERS:
+        return text
+    wanted = {_stem(word) for word in _WORD.findall(question)}
+    shared = [(match.start(), stem) for match in _WORD.finditer(text) if (stem := _stem(match[0])) in wanted]
+
+    def merit(start: int) -> tuple[int, int]:
+        words = len({stem for place, stem in shared if start <= place < start + QUOTE_CHARACTERS})
+        return words, start if words else -start
+
+    begins = [0, *(match.end() for match in _SENTENCE_END.finditer(text))]
+    best = max(begins, key=merit)
+    return text[best : best + QUOTE_CHARACTERS].strip()
+
+
+def _stem(word: str) -> str:
+    """Enough to find "revokes" in "revoked": no language is known here."""
+    return word.lower()[:5]

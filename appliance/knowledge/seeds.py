@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from appliance.config import Config, StoreConfig
 from appliance.errors import ApplianceError
@@ -23,12 +23,14 @@ from appliance.storage import files, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.storage.ids import new_id, now_us
-from appliance.storage.tables import File, StoreFile
+from appliance.storage.tables import File, StoreFile, VectorStore
 
 log = logging.getLogger("appliance.seeds")
 TENANT = "default"
 PURPOSE = "configuration"
 """The purpose of files that the configuration brought; clients cannot give it."""
+WAIT_SECONDS = 120.0
+_POLL_SECONDS = 0.1
 _READ_BYTES = 1 << 20
 
 
@@ -48,6 +50,30 @@ class Seeder:
                 await self._seed(store)
             except ApplianceError as error:
                 log.warning("store %s is not up to date: %s", store.name, error)
+
+    async def wait(self, seconds: float = WAIT_SECONDS) -> None:
+        """Until the configured stores have no file under way, so that the first question finds its answer.
+
+        What takes longer goes on in the background, and the log says so.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while await self._under_way():
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            log.warning(
+                "%d configured files are still being indexed; searches find them as they are done",
+                await self._under_way(),
+            )
+
+    async def _under_way(self) -> int:
+        names = [store.name for store in self.config.retrieval.stores]
+        query = select(func.count()).select_from(StoreFile).join(VectorStore, StoreFile.store_id == VectorStore.id)
+        query = query.where(
+            VectorStore.tenant == TENANT, VectorStore.name.in_(names), StoreFile.status == "in_progress"
+        )
+        async with self.database.session(write=False) as session:
+            return await session.scalar(query) or 0
 
     async def _seed(self, wanted: StoreConfig) -> None:
         store_id = await self._store(wanted.name)

@@ -11,7 +11,7 @@ from inline import GeneratorEngine, delta, engine_plugin
 from loopback import chunks_of, text_of
 from steps import OWN_MODEL, PASSAGE, SEARCHING, Steps
 
-from appliance.knowledge.citations import Citations
+from appliance.knowledge.citations import QUOTE_CHARACTERS, Citations, quote
 from appliance.types import Passage
 
 
@@ -123,3 +123,26 @@ def test_long_runs_of_brackets_are_read_in_linear_time(text):
     for start in range(0, len(text), 7):
         citations.read(text[start : start + 7])
     assert citations.annotations()
+
+
+LONG = (
+    "Filler sentence about nothing. " * 30 + "A key is revoked with appliance keys revoke. " + "More filler here. " * 30
+)
+
+
+def test_the_quote_of_a_long_passage_is_the_part_that_shares_words_with_the_question():
+    found = quote(LONG, "Which command revokes a key?")
+    assert "A key is revoked with appliance keys revoke." in found
+    assert len(found) <= QUOTE_CHARACTERS
+    assert found in LONG
+
+
+def test_a_long_passage_that_shares_no_word_is_quoted_from_its_beginning():
+    assert LONG.startswith(quote(LONG, "zebrafinch"))
+
+
+@given(st.text(max_size=2000), st.text(max_size=200))
+def test_a_quote_is_always_a_part_of_the_passage(text, question):
+    found = quote(text, question)
+    assert found in text
+    assert len(found) <= QUOTE_CHARACTERS

@@ -16,7 +16,10 @@ from appliance.knowledge.framing import neutral
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, check_depth, decoder
 
 
-@given(st.integers().filter(lambda value: abs(value) > 2**53), st.sampled_from(["eq", "ne", "gt", "lte", "in", "nin"]))
+@given(
+    st.integers(min_value=2**53 + 1) | st.integers(max_value=-(2**53) - 1),
+    st.sampled_from(["eq", "ne", "gt", "lte", "in", "nin"]),
+)
 def test_a_filter_with_a_number_that_no_store_can_hold_is_refused_by_name(number, kind):
     value = [1, number] if kind in ("in", "nin") else number
     with pytest.raises(BadRequest, match="2\\^53") as refused:

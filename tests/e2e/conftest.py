@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,9 @@ def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     models = Path(os.environ.get("APPLIANCE_TEST_MODELS") or ROOT / "data" / "models")
     (folder / "data").mkdir()
     (folder / "data" / "models").symlink_to(models)
-    (folder / "docs").symlink_to(ROOT / "docs")
-    (folder / "README.md").symlink_to(ROOT / "README.md")
+    # Copies: files outside of the configuration's folder are not taken, also not by a link.
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    shutil.copy(ROOT / "README.md", folder)
     (folder / "appliance.yaml").write_text(yaml.safe_dump(config))
     with Served(folder / "appliance.yaml") as served:
         yield served

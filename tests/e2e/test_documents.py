@@ -16,7 +16,15 @@ from served import Served
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("SHARED") or ROOT.parent / "shared")
+CRANFIELD = Path(os.environ.get("SHARED") or ROOT.parent / "shared") / "data" / "cranfield" / "corpus.jsonl"
+AEROELASTIC = "what similarity laws must be obeyed when constructing aeroelastic models of heated high speed aircraft"
+QUESTIONS = [
+    ("How do I report a vulnerability privately?", "security.pdf", "privately"),
+    ("What does make gates check?", "contributing.html", "import"),
+    ("Which command revokes a key?", "operations.docx", "revoke"),
+    # The collection lies beside the project where it is measured, and is not part of it.
+    *([(AEROELASTIC, "cranfield-12.txt", "aeroelastic")] if CRANFIELD.exists() else []),
+]
 
 
 def own_documents(folder: Path) -> list[Path]:
@@ -34,9 +42,11 @@ def own_documents(folder: Path) -> list[Path]:
 
 
 def cranfield(folder: Path, count: int) -> list[Path]:
-    """The first documents of the Cranfield collection, as text files."""
-    paths = []
-    with (SHARED / "data" / "cranfield" / "corpus.jsonl").open() as lines:
+    """The first documents of the Cranfield collection, as text files; none where it is not."""
+    paths: list[Path] = []
+    if not CRANFIELD.exists():
+        return paths
+    with CRANFIELD.open() as lines:
         for line, _ in zip(lines, range(count), strict=False):
             entry = json.loads(line)
             path = folder / f"cranfield-{entry['_id']}.txt"
@@ -91,16 +101,7 @@ def test_the_real_model_knows_the_capital_of_france(client: openai.OpenAI) -> No
     assert annotations == []
 
 
-@pytest.mark.parametrize(
-    ("question", "filename", "quoted"),
-    [
-        ("How do I report a vulnerability privately?", "security.pdf", "privately"),
-        ("What does make gates check?", "contributing.html", "import"),
-        ("Which command revokes a key?", "operations.docx", "revoke"),
-        ("what similarity laws must be obeyed when constructing aeroelastic models of heated high speed aircraft",
-         "cranfield-12.txt", "aeroelastic"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("question", "filename", "quoted"), QUESTIONS)
 def test_a_streamed_answer_cites_the_document_that_holds_it(
     client: openai.OpenAI, store: str, question: str, filename: str, quoted: str
 ) -> None:
@@ -129,7 +130,7 @@ def test_a_plain_answer_cites_the_same_passages_as_a_streamed_one(client: openai
 
 
 def test_a_model_with_bound_stores_answers_from_them_by_name_alone(client: openai.OpenAI) -> None:
-    text, annotations, _ = ask(client, "Which command starts the appliance?", model="docs")
+    text, annotations, _ = ask(client, "How do I start the appliance?", model="docs")
     assert text
     assert annotations
     assert {annotation["filename"].rpartition(".")[2] for annotation in annotations} == {"md"}
@@ -152,9 +153,13 @@ def test_a_clients_own_tool_and_schema_work_beside_file_search(client: openai.Op
     assert answer.choices[0].message.model_dump()["annotations"]
 
 
-def test_search_finds_the_right_abstract(client: openai.OpenAI, store: str) -> None:
-    found = client.vector_stores.search(store, query="aeroelastic models of heated high speed aircraft")
-    assert next(iter(found)).filename == "cranfield-12.txt"
+@pytest.mark.parametrize(("question", "filename", "quoted"), QUESTIONS)
+def test_search_finds_the_right_document(
+    client: openai.OpenAI, store: str, question: str, filename: str, quoted: str
+) -> None:
+    found = next(iter(client.vector_stores.search(store, query=question)))
+    assert found.filename == filename
+    assert quoted in found.content[0].text.lower()
 
 
 def test_embeddings_come_from_the_real_embedder(client: openai.OpenAI) -> None:

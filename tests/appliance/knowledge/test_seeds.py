@@ -5,24 +5,19 @@ from knowledge_kit import Stack, stack
 
 from appliance.config import RetrievalConfig, StoreConfig
 from appliance.knowledge import seeds
-from appliance.knowledge.seeds import PURPOSE, Seeder, matching
-from appliance.storage import files, stores
-
-
-class Everything:
-    limit, order, after, before = 1000, "asc", None, None
+from appliance.knowledge.seeds import Seeder, matching
+from appliance.storage import stores
+from appliance.testing.scripted_embedder import ScriptedEmbedder
 
 
 async def seed(made: Stack, *paths: str) -> str:
     retrieval = RetrievalConfig(vector_store="memory", stores=(StoreConfig(name="handbook", paths=paths),))
     config = msgspec.structs.replace(made.config, retrieval=retrieval)
-    await Seeder(config, made.database, made.blobs, made.knowledge).run()
+    seeder = Seeder(config, made.database, made.blobs, made.knowledge)
+    await seeder.run()
+    await seeder.wait()
     async with made.database.session(write=False) as session:
-        store = await stores.by_name(session, "default", "handbook")
-        rows, _ = await files.page(session, "default", Everything(), PURPOSE)
-    for row in rows:
-        await made.settled(store.id, row.id)
-    return store.id
+        return (await stores.by_name(session, "default", "handbook")).id
 
 
 async def texts(made: Stack, store: str, query: str) -> set[tuple[str, str]]:
@@ -90,3 +85,14 @@ def test_patterns_match_nothing_outside_of_the_folder(tmp_path) -> None:
     (tmp_path / "secret.md").write_text("s")
     (inside / "link.md").symlink_to(tmp_path / "secret.md")
     assert matching(inside, ["*.md", "../*.md", str(tmp_path / "secret.md"), str(inside / "a.md")]) == [inside / "a.md"]
+
+
+async def test_waiting_for_configured_files_is_bounded(tmp_path, caplog) -> None:
+    (tmp_path / "a.md").write_text("zebrafinch")
+    async with stack(tmp_path, ScriptedEmbedder(delay=5)) as made:
+        retrieval = RetrievalConfig(vector_store="memory", stores=(StoreConfig(name="handbook", paths=("a.md",)),))
+        config = msgspec.structs.replace(made.config, retrieval=retrieval)
+        seeder = Seeder(config, made.database, made.blobs, made.knowledge)
+        await seeder.run()
+        await seeder.wait(0.2)
+    assert "1 configured files are still being indexed" in caplog.text
