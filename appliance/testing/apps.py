@@ -10,14 +10,18 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import msgspec
 import uvicorn
 import yaml
 from litestar import Litestar
 
 from appliance.app import create_app
-from appliance.config import parse
+from appliance.config import Config, parse
 from appliance.http.connection import Connection
 from appliance.runtime import Runtime, build
+
+TEST_HOSTS = ("testserver.local", "testserver", "test")
+"""What Litestar's, Starlette's and httpx's in-process clients send as ``Host``."""
 
 
 def make_runtime(
@@ -28,9 +32,15 @@ def make_runtime(
     Retrieval runs in this process. ``folder`` is where relative paths count from; default: a new temporary one.
     """
     text = config if isinstance(config, str) else yaml.safe_dump(dict(config))
-    parsed = parse(text, folder=folder or Path(mkdtemp(prefix="appliance-")))
+    parsed = _with_test_hosts(parse(text, folder=folder or Path(mkdtemp(prefix="appliance-"))))
     parsed.data_path.mkdir(parents=True, exist_ok=True)
     return build(parsed, extra_plugins=plugins, in_process=True)
+
+
+def _with_test_hosts(config: Config) -> Config:
+    """In-process clients call under these names; an app without keys serves no foreign ones."""
+    hosts = (*config.server.allowed_hosts, *TEST_HOSTS)
+    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, allowed_hosts=hosts))
 
 
 def make_app(

@@ -1,0 +1,24 @@
+"""Apps of the testing kit work with the usual in-process clients."""
+
+from __future__ import annotations
+
+import httpx
+from litestar.testing import AsyncTestClient
+
+from appliance.testing import Emit, ScriptedPlugin, make_app
+
+CONFIG = {"models": [{"name": "m", "engine": "scripted"}]}
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_litestars_client_reaches_an_app_of_the_kit() -> None:
+    app = make_app(CONFIG, {"scripted": ScriptedPlugin([Emit("hello")])})
+    async with AsyncTestClient(app) as client:
+        answer = await client.post("/v1/chat/completions", json=BODY)
+    assert answer.json()["choices"][0]["message"]["content"] == "hello"
+
+
+async def test_httpx_reaches_an_app_of_the_kit() -> None:
+    app = make_app(CONFIG, {"scripted": ScriptedPlugin([Emit("hello")])})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        assert (await client.get("/v1/models")).json()["data"][0]["id"] == "m"
