@@ -45,7 +45,7 @@ test: $(VENV)/.test ## Run every test, the real model included
 	$(BIN)/python -m pytest
 
 test-fast: $(VENV)/.test ## Run the tests that need no model, within three minutes
-	$(BIN)/python -m pytest -m "not model and not slow"
+	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
 
 gates: $(VENV)/.test ## Format, lint, import rules, types, and the bare wheel
 	$(BIN)/ruff format --check .
