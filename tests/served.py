@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -12,7 +13,13 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+_PR_SET_PDEATHSIG = 1
 READY = re.compile(r"API +(http://\S+)/v1")
+
+
+def _end_with_the_tests() -> None:
+    """In the child: SIGTERM when the test process is gone, also if it was killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Served:
@@ -31,6 +38,7 @@ class Served:
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
+            preexec_fn=_end_with_the_tests,  # noqa: PLW1509 - it calls nothing but prctl
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
