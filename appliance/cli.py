@@ -91,19 +91,12 @@ def check(config_path: Path, as_json: bool) -> None:
     config = load(config_path)
     runtime = build(config, config_path=config_path)
     app = create_app(runtime, manage=False)
-    summary = {
-        "config": str(config_path),
-        "plugins": list(runtime.plugins.names),
-        "models": [model.name for model in runtime.models],
-        "routes": len(app.routes),
-    }
+    plugins, models, routes = list(runtime.plugins.names), [model.name for model in runtime.models], len(app.routes)
     if as_json:
-        print_json({"ok": True, **summary})
-    else:
-        click.echo(
-            f"{config_path} is good: {len(summary['plugins'])} plugins, models "  # type: ignore[arg-type]
-            f"{', '.join(summary['models']) or 'none'}, {summary['routes']} routes"  # type: ignore[arg-type]
-        )
+        print_json({"ok": True, "config": str(config_path), "plugins": plugins, "models": models, "routes": routes})
+        return
+    named = ", ".join(models) or "none"
+    click.echo(f"{config_path} is good: {len(plugins)} plugins, models {named}, {routes} routes")
 
 
 @cli.group("config", epilog=examples("appliance config show", "appliance config show --config prod.yaml --json"))
