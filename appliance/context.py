@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from appliance.audit import Auditor, NoAudit
 from appliance.config import Config
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class AppContext:
 
     config: Config
     database: Database
+    audit: Auditor = field(default_factory=NoAudit)
 
     @property
     def data_dir(self) -> Path:

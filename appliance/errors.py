@@ -10,7 +10,8 @@
     `-- RequestError           one request cannot be answered; carries an HTTP status and the OpenAI error fields
         |-- BadRequest         400
         |   |-- ContextLengthExceeded
-        |   `-- Blocked        a filter refused the input
+        |   |-- Blocked        a filter refused the input
+        |   `-- InvalidCredentials
         |-- Unauthenticated    401
         |-- Forbidden          403
         |-- NotFound           404
@@ -97,19 +98,37 @@ class Blocked(BadRequest):
 
 
 class Unauthenticated(RequestError):
-    """401: no credential, or a bad one."""
+    """401: no credential, or a bad one.
+
+    ``challenge`` is the error code of RFC 6750 section 3.1 for ``WWW-Authenticate``: ``invalid_token`` for a bad
+    credential, ``None`` where there was none.
+    """
 
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
 
+    def __init__(self, message: str, *, challenge: str | None = None) -> None:
+        super().__init__(message)
+        self.challenge = challenge
+
+
+class InvalidCredentials(BadRequest):
+    """400: credentials sent in a malformed way, or in two at once (RFC 6750 section 3.1, ``invalid_request``)."""
+
+    code = "invalid_request"
+
 
 class Forbidden(RequestError):
-    """403: the caller is known but may not do this."""
+    """403: the caller is known but may not do this. ``scope`` names the scope that would be needed, if one would do."""
 
     status = 403
     type = "permission_error"
     code = "insufficient_permissions"
+
+    def __init__(self, message: str, *, param: str | None = None, scope: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.scope = scope
 
 
 class NotFound(RequestError):

@@ -6,6 +6,7 @@ only what you need), structs new optional fields.
 
 from __future__ import annotations
 
+from appliance.audit import AuditEvent, Auditor
 from appliance.cli_options import config_option, examples, json_option, print_json
 from appliance.config import Config, Strict, convert
 from appliance.context import AppContext
@@ -21,6 +22,7 @@ from appliance.errors import (
     EngineUnavailable,
     Forbidden,
     IngestionError,
+    InvalidCredentials,
     InvalidFile,
     ModelNotFound,
     NotFound,
@@ -66,6 +68,7 @@ from appliance.protocols import (
 from appliance.sse import EventSplitter, encode, event_data
 from appliance.storage.keys import KeyStore, StoredKey
 from appliance.types import (
+    Allowance,
     Call,
     CallRecord,
     Chunk,
@@ -92,9 +95,12 @@ from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, Mes
 
 __all__ = [
     "Admitter",
+    "Allowance",
     "AppContext",
     "ApplianceError",
     "Attributes",
+    "AuditEvent",
+    "Auditor",
     "Authenticator",
     "Authorizer",
     "BadRequest",
@@ -130,6 +136,7 @@ __all__ = [
     "Hit",
     "IngestionError",
     "InputFilter",
+    "InvalidCredentials",
     "InvalidFile",
     "KeyStore",
     "Lifespan",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -23,16 +23,44 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
+class Allowance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one key, user or tenant may use; ``None`` is no limit.
+
+    Tokens count prompt and answer; spend is in the currency of ``models[].price``.
+    """
+
+    max_concurrent: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    requests_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    requests_per_day: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tokens_per_day: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    spend_per_day: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    spend_per_month: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who calls. Decisions use ``id``, ``tenant``, ``groups``, ``roles`` and ``scopes``, never a display name."""
+    """Who calls: the caller as an authenticator found them.
+
+    Decisions use these fields, never a display name or an e-mail address. ``id`` names the credential's holder and
+    is unique over all kinds of credentials (``key:3f9k2m8x0abc``, ``user:<issuer>|<subject>``). ``user`` is the person
+    or service behind it, who may hold several credentials; ``key`` the short id of the API key, fit for logs.
+
+    A caller may do what one of ``roles`` grants; where ``scopes`` is not ``None`` one of them must cover it too.
+    ``models`` and ``stores`` narrow what may be used, ``None`` is all. ``allowance`` holds for the credential alone.
+    """
 
     id: str
     tenant: str = "default"
+    user: str | None = None
+    key: str | None = None
     groups: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
-    scopes: frozenset[str] = frozenset()
+    scopes: frozenset[str] | None = None
     models: frozenset[str] | None = None
-    """Model names this caller may use; ``None`` for all."""
+    """Model names this caller may use."""
+    stores: frozenset[str] | None = None
+    """Ids or names of vector stores this caller may reach."""
+    allowance: Allowance | None = None
 
 
 ANONYMOUS = Principal(id="anonymous")

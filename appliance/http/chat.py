@@ -18,7 +18,7 @@ from appliance.config import LimitsConfig
 from appliance.errors import BadRequest, EngineError, MethodNotAllowed
 from appliance.http import errors, validate
 from appliance.http.disconnect import ClientGone, ClientWatch
-from appliance.http.tools import read_body
+from appliance.http.requests import read_body
 from appliance.types import Call, Chunk, Operation
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, check_depth, decoder
 

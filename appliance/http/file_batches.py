@@ -7,8 +7,8 @@ from litestar import Response
 from appliance.config import Config
 from appliance.errors import BadRequest
 from appliance.http.objects import AttachFile, CreateFileBatch, batch_object, store_file_object
+from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime
 from appliance.http.store_files import status_filter
-from appliance.http.tools import HttpRequest, answer, listing, page_of, principal, read_json, runtime
 from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, store_id_of
 from appliance.storage import batches, store_files
 from appliance.wire import decoder

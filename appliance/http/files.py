@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from appliance.errors import BadRequest, Conflict, NotFound, RetrievalUnavailable
 from appliance.http.objects import Deleted, file_object
-from appliance.http.tools import HttpRequest, answer, listing, page_of, principal, runtime
+from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, runtime
 from appliance.http.uploads import Upload
 from appliance.runtime import Runtime
 from appliance.storage import files

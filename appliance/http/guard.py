@@ -14,11 +14,11 @@ from litestar.handlers import BaseRouteHandler
 from appliance.errors import BadRequest
 from appliance.http.hosts import check_host
 from appliance.http.request_id import request_id_of
-from appliance.http.tools import runtime
+from appliance.http.requests import runtime
+from appliance.permissions import PUBLIC
 from appliance.types import ANONYMOUS
 
 ACTION = "action"
-PUBLIC = "public"
 _ONCE = (b"host", b"authorization", b"content-type", b"content-length", b"api-key", b"x-api-key")
 """Headers of which two would mean different things to different readers."""
 

@@ -6,7 +6,7 @@ import msgspec
 from litestar import Response
 
 from appliance import __version__
-from appliance.http.tools import HttpRequest, answer, runtime
+from appliance.http.requests import HttpRequest, answer, runtime
 
 
 class Health(msgspec.Struct, kw_only=True):

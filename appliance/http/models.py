@@ -6,7 +6,7 @@ import msgspec
 from litestar import Response
 
 from appliance.errors import Forbidden, ModelNotFound
-from appliance.http.tools import HttpRequest, answer, principal, runtime
+from appliance.http.requests import HttpRequest, answer, principal, runtime
 from appliance.models.registry import Model
 
 

@@ -10,7 +10,7 @@ import msgspec
 from litestar import Response
 
 from appliance import __version__
-from appliance.http.tools import HttpRequest, answer
+from appliance.http.requests import HttpRequest, answer
 
 if TYPE_CHECKING:
     from appliance.http.routes import Entry

@@ -11,8 +11,9 @@ from litestar import Response
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
 
 from appliance.http import chat, file_batches, files, health, models, objects, openapi, store_files, vector_stores
-from appliance.http.guard import ACTION, PUBLIC
-from appliance.http.tools import HttpRequest
+from appliance.http.guard import ACTION
+from appliance.http.requests import HttpRequest
+from appliance.permissions import PUBLIC
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest
 
 Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
@@ -54,52 +55,52 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         "POST",
         _STORES,
-        "files.write",
+        "stores.write",
         "Create a vector store",
         vector_stores.create_store,
         objects.CreateVectorStore,
         _STORE,
     ),
-    Entry("GET", _STORES, "files.read", "List vector stores", vector_stores.list_stores),
-    Entry("GET", _ONE, "files.read", "Get a vector store", vector_stores.get_store, None, _STORE),
+    Entry("GET", _STORES, "stores.read", "List vector stores", vector_stores.list_stores),
+    Entry("GET", _ONE, "stores.read", "Get a vector store", vector_stores.get_store, None, _STORE),
     Entry(
         "POST",
         _ONE,
-        "files.write",
+        "stores.write",
         "Change a vector store",
         vector_stores.update_store,
         objects.UpdateVectorStore,
         _STORE,
     ),
-    Entry("DELETE", _ONE, "files.write", "Delete a vector store", vector_stores.delete_store, None, objects.Deleted),
+    Entry("DELETE", _ONE, "stores.write", "Delete a vector store", vector_stores.delete_store, None, objects.Deleted),
     Entry(
         "POST",
         f"{_ONE}/search",
-        "files.read",
+        "stores.search",
         "Search a vector store",
         vector_stores.search_store,
         objects.SearchVectorStore,
         objects.SearchResults,
     ),
     Entry(
-        "POST", _MEMBERS, "files.write", "Attach a file", store_files.attach_file, objects.AttachFile, _MEMBER_OBJECT
+        "POST", _MEMBERS, "stores.write", "Attach a file", store_files.attach_file, objects.AttachFile, _MEMBER_OBJECT
     ),
-    Entry("GET", _MEMBERS, "files.read", "List a store's files", store_files.list_store_files),
-    Entry("GET", _MEMBER, "files.read", "Get a store's file", store_files.get_store_file, None, _MEMBER_OBJECT),
+    Entry("GET", _MEMBERS, "stores.read", "List a store's files", store_files.list_store_files),
+    Entry("GET", _MEMBER, "stores.read", "Get a store's file", store_files.get_store_file, None, _MEMBER_OBJECT),
     Entry(
         "POST",
         _MEMBER,
-        "files.write",
+        "stores.write",
         "Set attributes",
         store_files.update_store_file,
         objects.UpdateStoreFile,
         _MEMBER_OBJECT,
     ),
-    Entry("DELETE", _MEMBER, "files.write", "Detach a file", store_files.detach_file, None, objects.Deleted),
+    Entry("DELETE", _MEMBER, "stores.write", "Detach a file", store_files.detach_file, None, objects.Deleted),
     Entry(
         "GET",
         f"{_MEMBER}/content",
-        "files.read",
+        "stores.read",
         "Get indexed text",
         store_files.store_file_content,
         None,
@@ -108,17 +109,23 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         "POST",
         _BATCHES,
-        "files.write",
+        "stores.write",
         "Attach many files",
         file_batches.create_batch,
         objects.CreateFileBatch,
         _BATCH_OBJECT,
     ),
-    Entry("GET", _BATCH, "files.read", "Get a file batch", file_batches.get_batch, None, _BATCH_OBJECT),
+    Entry("GET", _BATCH, "stores.read", "Get a file batch", file_batches.get_batch, None, _BATCH_OBJECT),
     Entry(
-        "POST", f"{_BATCH}/cancel", "files.write", "Cancel a file batch", file_batches.cancel_batch, None, _BATCH_OBJECT
+        "POST",
+        f"{_BATCH}/cancel",
+        "stores.write",
+        "Cancel a file batch",
+        file_batches.cancel_batch,
+        None,
+        _BATCH_OBJECT,
     ),
-    Entry("GET", f"{_BATCH}/files", "files.read", "List a batch's files", file_batches.list_batch_files),
+    Entry("GET", f"{_BATCH}/files", "stores.read", "List a batch's files", file_batches.list_batch_files),
     Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, None, health.Health),
     Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, None, health.Health),
     Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document),

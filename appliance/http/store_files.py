@@ -16,7 +16,7 @@ from appliance.http.objects import (
     UpdateStoreFile,
     store_file_object,
 )
-from appliance.http.tools import HttpRequest, answer, listing, page_of, principal, read_json, runtime
+from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime
 from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, store_id_of
 from appliance.knowledge.augment import scope_of
 from appliance.storage import files, store_files

@@ -26,7 +26,7 @@ from appliance.http.objects import (
     VectorStoreObject,
     store_object,
 )
-from appliance.http.tools import HttpRequest, answer, listing, page_of, principal, read_json, runtime
+from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import scope_of
 from appliance.knowledge.filters import parse_filter

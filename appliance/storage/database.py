@@ -25,7 +25,7 @@ from appliance.storage.tables import Base
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
-HEAD = "0001"
+HEAD = "0006"
 """The schema revision this code works with; the newest file in ``migrations/versions``."""
 BUSY_SECONDS = 15.0
 _VERSIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))

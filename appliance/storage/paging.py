@@ -17,7 +17,7 @@ Order = tuple[InstrumentedAttribute[int], InstrumentedAttribute[str]]
 
 
 class PageRequest(Protocol):
-    """The paging parameters of a list route (``appliance.http.tools.Page``)."""
+    """The paging parameters of a list route (``appliance.http.requests.Page``)."""
 
     @property
     def limit(self) -> int:

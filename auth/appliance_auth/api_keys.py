@@ -41,7 +41,7 @@ _REMEMBERED = 10_000
 _LONGEST = 128
 """Longer credentials are not hashed at all."""
 _PRINCIPAL = "key:"
-_SCOPES = {"models": "inference", "files": "files", "vector_stores": "files", "metrics": "metrics"}
+_SCOPES = {"models": "inference", "files": "files", "stores": "files", "metrics": "metrics"}
 
 
 class ApiKeysSettings(Strict, frozen=True):
@@ -116,6 +116,7 @@ class ApiKeys:
         principal = Principal(
             id=_PRINCIPAL + stored.id,
             tenant=stored.tenant,
+            key=stored.id,
             scopes=frozenset(stored.scopes),
             models=None if stored.models is None else frozenset(stored.models),
         )
@@ -141,7 +142,7 @@ class KeyScopes:
         """Raises Forbidden naming what is missing."""
         if principal.models is not None and action == "models.use" and resource not in principal.models:
             raise Forbidden(f"you may not use the model {resource}; GET /v1/models lists those you may", param="model")
-        if not principal.id.startswith(_PRINCIPAL) or "*" in principal.scopes:
+        if principal.scopes is None or "*" in principal.scopes:
             return
         needed = _scope_of(action)
         if needed and needed not in principal.scopes:

@@ -1,4 +1,7 @@
-"""The tables. Every one carries the tenant; times are whole seconds, ``created_us`` microseconds (it orders pages)."""
+"""Files, vector stores and ingestion jobs.
+
+Every table carries the tenant; times are whole seconds, ``created_us`` microseconds (it orders pages).
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,13 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
-    MetaData,
     String,
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
-_NAMES = {
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
-    "pk": "pk_%(table_name)s",
-}
-
-
-class Base(DeclarativeBase):
-    """Base of all tables; constraint names are fixed, so that migrations can name them on any database."""
-
-    metadata = MetaData(naming_convention=_NAMES)
-    type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON}  # noqa: RUF012 - SQLAlchemy's declared form
+from appliance.storage.tables.base import Base
 
 
 class File(Base):
@@ -142,19 +132,3 @@ class Job(Base):
     """Not to be claimed before this time (back-off)."""
     owner: Mapped[str | None] = mapped_column(String(64))
     lease_expires: Mapped[int] = mapped_column(BigInteger, default=0)
-
-
-class ApiKey(Base):
-    """A caller's key; only its digest is kept. ``models`` is ``None`` for all."""
-
-    __tablename__ = "api_keys"
-
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    name: Mapped[str] = mapped_column(String(255))
-    tenant: Mapped[str] = mapped_column(String(255))
-    digest: Mapped[str] = mapped_column(String(64), unique=True)
-    scopes: Mapped[list[str]] = mapped_column(JSON)
-    models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    created_at: Mapped[int] = mapped_column(BigInteger)
-    expires_at: Mapped[int | None] = mapped_column(BigInteger)
-    revoked_at: Mapped[int | None] = mapped_column(BigInteger)

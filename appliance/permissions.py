@@ -1,0 +1,71 @@
+"""What a caller may be allowed, and which roles and scopes allow it.
+
+Every route names one of ``PERMISSIONS`` (or ``public``); an application with a route that names none does not start.
+Roles say what somebody may do, scopes what a credential was given for; ``auth.roles`` in the configuration adds roles
+of its own. A trailing ``.*`` stands for a family, ``*`` for everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+PUBLIC = "public"
+"""Needs no credential: the probes, and metadata that clients read before they have one."""
+
+PERMISSIONS: Mapping[str, str] = {
+    "models.use": "ask a model",
+    "models.read": "list models",
+    "logprobs.read": "get log probabilities with answers",
+    "files.read": "list and download files",
+    "files.write": "upload and delete files",
+    "stores.read": "list vector stores and their files",
+    "stores.search": "search vector stores, also from a chat",
+    "stores.write": "create, fill, change and delete vector stores",
+    "scores.read": "get scores with search results, and raw vectors",
+    "responses.read": "get stored answers",
+    "responses.write": "store, cancel and delete answers",
+    "batches.read": "list batches",
+    "batches.write": "start and cancel batches",
+    "usage.read": "see one's own usage",
+    "usage.read_all": "see everybody's usage in the tenant",
+    "audit.read": "read the audit log",
+    "keys.read": "list API keys",
+    "keys.write": "make, rotate and revoke API keys",
+    "metrics.read": "read /metrics",
+    "docs.read": "read the OpenAPI document",
+    "admin": "everything else: routes of plugins, life cycle of models",
+}
+
+_USE = ("models.use", "models.read", "logprobs.read", "stores.read", "stores.search", "scores.read", "usage.read")
+_ANSWERS = ("responses.*", "batches.*", "docs.read")
+
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "admin": ("*",),
+    "operator": ("models.*", "metrics.read", "docs.read", "usage.*", "keys.*", "admin"),
+    "knowledge-manager": (*_USE, *_ANSWERS, "files.*", "stores.*"),
+    "user": (*_USE, *_ANSWERS, "files.read"),
+    "auditor": ("audit.read", "usage.*", "models.read", "docs.read"),
+}
+"""The roles that are always there."""
+
+SCOPES: Mapping[str, tuple[str, ...]] = {
+    "inference": (*_USE, *_ANSWERS),
+    "files": ("files.*", "stores.*", "scores.read", "models.read", "docs.read"),
+    "metrics": ("metrics.read", "docs.read"),
+    "admin": ("admin", "keys.*", "audit.read", "usage.*", "models.read", "docs.read"),
+    "*": ("*",),
+}
+"""What a credential can be given for; OAuth scopes of these names mean the same."""
+
+
+def matches(pattern: str, permission: str) -> bool:
+    """Whether a grant covers a permission."""
+    if pattern == "*":
+        return True
+    return permission.startswith(pattern[:-1]) if pattern.endswith(".*") else pattern == permission
+
+
+def expand(patterns: Iterable[str]) -> frozenset[str]:
+    """All permissions that some grants cover."""
+    wanted = tuple(patterns)
+    return frozenset(name for name in PERMISSIONS if any(matches(pattern, name) for pattern in wanted))

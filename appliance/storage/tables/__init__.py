@@ -1,0 +1,10 @@
+"""The tables, a module for each subject. Importing this package makes all of them known to ``Base.metadata``."""
+
+from __future__ import annotations
+
+from appliance.storage.tables import audit, sessions, usage
+from appliance.storage.tables.base import Base
+from appliance.storage.tables.documents import File, FileBatch, Job, StoreFile, VectorStore
+from appliance.storage.tables.keys import ApiKey
+
+__all__ = ["ApiKey", "Base", "File", "FileBatch", "Job", "StoreFile", "VectorStore", "audit", "sessions", "usage"]

@@ -1,0 +1,1 @@
+"""Usage by day."""
