@@ -31,7 +31,7 @@ wait $$pid || { grep -E '^ *(ERROR|error)' $$log | tail -n 3 >&2; echo "error: p
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast gates lock bench clean
+.PHONY: help serve test test-deps test-fast gates lock bench clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,21 @@ help: ## Show this help
 serve: $(VENV)/.serve ## Install, pull the models, serve on 127.0.0.1:$(PORT)
 	@$(BIN)/appliance models pull --config $(CONFIG)
 	@exec $(BIN)/appliance serve --config $(CONFIG) --port $(PORT)
+
+# What a package is looked for by; PostgreSQL's server lies outside PATH on Debian.
+test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node (Debian packages)
+	@wanted=; \
+	ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || command -v initdb > /dev/null || wanted="$$wanted postgresql"; \
+	command -v redis-server > /dev/null || wanted="$$wanted redis-server"; \
+	command -v node > /dev/null || wanted="$$wanted nodejs"; \
+	command -v npm > /dev/null || wanted="$$wanted npm"; \
+	[ -n "$$wanted" ] || exit 0; \
+	command -v apt-get > /dev/null || { echo "error: no apt-get here; install by hand:$$wanted" >&2; exit 1; }; \
+	if [ "$$(id -u)" = 0 ]; then root=; elif command -v sudo > /dev/null; then root=sudo; \
+	else echo "error: installing needs root; run as root: apt-get install$$wanted" >&2; exit 1; fi; \
+	echo "installing$$wanted"; \
+	$$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$wanted > /dev/null \
+	|| { echo "error: apt-get could not install$$wanted; check the network, or install them by hand" >&2; exit 1; }
 
 test: $(VENV)/.test ## Run every test, the real model included
 	@$(BIN)/appliance models pull --config $(CONFIG)
