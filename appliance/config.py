@@ -23,6 +23,7 @@ _T = TypeVar("_T")
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Price = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -48,6 +49,17 @@ class ServerConfig(Strict, frozen=True):
     """While nobody is asked for a key: further names that ``Host`` may hold; ``*`` allows all."""
 
 
+class PriceConfig(Strict, frozen=True):
+    """What a million tokens cost, in whatever currency you count. Unset: they cost nothing."""
+
+    input: Price = 0.0
+    """Tokens of the prompt."""
+    output: Price = 0.0
+    """Tokens of the answer."""
+    cached_input: Price | None = None
+    """Tokens of the prompt that the engine had in its prefix cache; default: as ``input``."""
+
+
 class ModelConfig(Strict, frozen=True):
     """One model: served by an ``engine``, run as ``embedder`` or ``reranker``, or an ``alias_of`` another model."""
 
@@ -64,6 +76,8 @@ class ModelConfig(Strict, frozen=True):
     """How many passages a bound store contributes; default ``retrieval.max_num_results``."""
     pass_fields: tuple[str, ...] = ()
     """Unknown request fields that go to the engine instead of being ignored."""
+    price: PriceConfig | None = None
+    """For usage and spend limits; an alias without one costs what its target does."""
     options: dict[str, Any] = {}
     extra_args: tuple[str, ...] = ()
 

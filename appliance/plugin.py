@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from appliance.audit import AuditEvent, Auditor
 from appliance.cli_options import config_option, examples, json_option, print_json
-from appliance.config import Config, Strict, convert
+from appliance.config import Config, PriceConfig, Strict, convert
 from appliance.context import AppContext
 from appliance.errors import (
     ApplianceError,
@@ -39,6 +39,7 @@ from appliance.errors import (
 )
 from appliance.hookspecs import hookimpl
 from appliance.knowledge.filters import Attributes, Comparison, Compound, Filter, Scalar, matches
+from appliance.pricing import cost, in_currency, price_of, to_units
 from appliance.processes.child import Child
 from appliance.protocols import (
     Admitter,
@@ -150,6 +151,7 @@ __all__ = [
     "Parser",
     "Passage",
     "PluginError",
+    "PriceConfig",
     "Principal",
     "Progress",
     "RateLimited",
@@ -182,12 +184,16 @@ __all__ = [
     "VectorStoreFactory",
     "config_option",
     "convert",
+    "cost",
     "encode",
     "event_data",
     "examples",
     "hookimpl",
+    "in_currency",
     "json_option",
     "matches",
     "message_text",
+    "price_of",
     "print_json",
+    "to_units",
 ]

@@ -25,6 +25,7 @@ HEADINGS = {
     "Config": "Top level",
     "ServerConfig": "server",
     "ModelConfig": "models",
+    "PriceConfig": "models.price",
     "StoreConfig": "retrieval.stores",
     "RetrievalConfig": "retrieval",
     "AuthConfig": "auth",
