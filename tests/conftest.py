@@ -1,14 +1,15 @@
-"""Shared by all tests: an app on loopback, and the rule that no test leaves a task behind."""
+"""Shared by all tests: an app on loopback, an OpenID provider, and the rule that no test leaves a task behind."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
 import loopback
+import oidc as oidc_provider
 import pytest
 
 
@@ -16,6 +17,13 @@ import pytest
 def box(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[loopback.Box]]:
     """``async with box(script, config, name=plugin, ...) as b``: a served app; see ``loopback.Box``."""
     return partial(loopback.box, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def oidc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oidc_provider.OidcProvider]:
+    """A real OpenID provider for all tests. One that stops it, or counts its requests, uses ``oidc.started``."""
+    with oidc_provider.started(tmp_path_factory.mktemp("oidc")) as provider:
+        yield provider
 
 
 @pytest.fixture(autouse=True)
