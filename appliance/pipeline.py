@@ -35,6 +35,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("appliance.pipeline")
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An accepted answer: iterate it for its chunks. ``call`` holds what was searched and found for it."""
+
+    call: Call
+    chunks: AsyncIterator[Chunk]
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self.chunks
+
+
 @dataclass
 class Pipeline:
     """The steps, each with what the plugins provide for it, in the order of the configuration."""
@@ -73,7 +84,7 @@ class Pipeline:
             await authorizer.authorize(principal, action, resource)
 
     @asynccontextmanager
-    async def answer(self, call: Call, template: str) -> AsyncIterator[AsyncIterator[Chunk]]:
+    async def answer(self, call: Call, template: str) -> AsyncIterator[Answer]:
         """Take a call through all steps; the body of the ``async with`` sends the chunks.
 
         ``template`` is the route, for the trace. Raises any RequestError before the first chunk, and while iterating.
@@ -90,7 +101,7 @@ class Pipeline:
                 chunks = await self._generate(call, record, span, held)
                 chunks = self.filters.output(call, chunks, held)
                 chunks = cited(call, chunks) if call.passages else chunks
-                yield await held.enter_async_context(aclosing(chunks))  # type: ignore[type-var]
+                yield Answer(call, await held.enter_async_context(aclosing(chunks)))  # type: ignore[type-var]
         except (asyncio.CancelledError, GeneratorExit):
             record.outcome = "aborted"
             record.status = 499
@@ -120,7 +131,7 @@ class Pipeline:
         try:
             passages = await self.filters.passages(call, await self.retriever.search(call, search))
             step.set("gen_ai.retrieval.documents.count", len(passages))
-            return self.retriever.augment(call, passages)
+            return self.retriever.augment(call, passages, search.queries)
         except BaseException as error:
             step.fail(error)
             raise

@@ -111,6 +111,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal = ANONYMOUS
     stream: bool = False
     headers: Mapping[str, str] = {}
+    queries: tuple[str, ...] = ()
+    """What was searched for before the answer; empty where nothing was."""
     passages: tuple[Passage, ...] = ()
 
 

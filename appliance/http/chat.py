@@ -8,7 +8,7 @@ event, never an ending that looks like success.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -157,7 +157,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": found.body, "more_body": False})
 
 
-async def _only(chunks: AsyncIterator[Chunk]) -> bytes:
+async def _only(chunks: AsyncIterable[Chunk]) -> bytes:
     """The one chunk of a plain answer, once its generation has ended well."""
     payload = b""
     async for chunk in chunks:

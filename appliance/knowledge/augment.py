@@ -75,7 +75,7 @@ class Retriever:
         ]
         return _within(relevant, self._config.max_context_characters)
 
-    def augment(self, call: Call, passages: Sequence[Passage]) -> Call:
+    def augment(self, call: Call, passages: Sequence[Passage], queries: tuple[str, ...] = ()) -> Call:
         """The call with the passages in its system message, and without the ``file_search`` tool."""
         request: ChatRequest = call.request
         tools = [tool for tool in request.tools or [] if not _is_search(tool)]
@@ -85,7 +85,7 @@ class Retriever:
             tools=tools or None,
             tool_choice=_tool_choice(request.tool_choice, tools),
         )
-        return msgspec.structs.replace(call, request=changed, passages=tuple(passages))
+        return msgspec.structs.replace(call, request=changed, queries=queries, passages=tuple(passages))
 
 
 def file_search_tools(request: object) -> list[dict[str, Any]]:

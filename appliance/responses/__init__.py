@@ -1,0 +1,1 @@
+"""The Responses API on top of chats: any engine that can chat serves it."""
