@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from appliance.audit import Auditor, NoAudit
 from appliance.config import Config
+from appliance.gauges import Gauges
 
 if TYPE_CHECKING:
     from appliance.storage.database import Database
@@ -20,6 +21,7 @@ class AppContext:
     config: Config
     database: Database
     audit: Auditor = field(default_factory=NoAudit)
+    gauges: Gauges = field(default_factory=Gauges)
 
     @property
     def data_dir(self) -> Path:

@@ -94,7 +94,7 @@ class Pipeline:
         try:
             async with AsyncExitStack() as held:
                 await self.authorize(call.principal, "models.use", call.model)
-                await self._admit(call, held)
+                await self._admit(call, record, held)
                 call = await self.filters.input(call)
                 call = await self._retrieve(call, span)
                 record.call = call
@@ -114,9 +114,13 @@ class Pipeline:
         finally:
             await self._record(record, span)
 
-    async def _admit(self, call: Call, held: AsyncExitStack) -> None:
-        for name, admitter in self.admitters:
-            await held.enter_async_context(_Lease(name, admitter, call))
+    async def _admit(self, call: Call, record: CallRecord, held: AsyncExitStack) -> None:
+        began = time.perf_counter()
+        try:
+            for name, admitter in self.admitters:
+                await held.enter_async_context(_Lease(name, admitter, call, record))
+        finally:
+            record.queued = time.perf_counter() - began
 
     async def _retrieve(self, call: Call, span: TraceSpan) -> Call:
         """Search, filter what was found, put it before the model."""
@@ -203,9 +207,13 @@ class _Lease:
 
     __slots__ = ("_lease", "_name")
 
-    def __init__(self, name: str, admitter: Admitter, call: Call) -> None:
+    def __init__(self, name: str, admitter: Admitter, call: Call, record: CallRecord) -> None:
         self._name = name
         self._lease = admitter.admit(call)
+        # Looked up by name: asking a protocol costs more than the rest of a lease.
+        follow = getattr(self._lease, "follow", None)
+        if follow is not None:
+            follow(record)
 
     async def __aenter__(self) -> None:
         try:

@@ -38,6 +38,7 @@ from appliance.errors import (
     UnsupportedFile,
 )
 from appliance.hookspecs import hookimpl
+from appliance.gauges import Gauge, Gauges
 from appliance.knowledge.filters import Attributes, Comparison, Compound, Filter, Scalar, matches
 from appliance.pricing import cost, in_currency, price_of, to_units
 from appliance.processes.child import Child
@@ -52,6 +53,8 @@ from appliance.protocols import (
     EngineFactory,
     Generation,
     HealthCheck,
+    Explainer,
+    Follower,
     InputFilter,
     Lifespan,
     ModelSource,
@@ -139,7 +142,10 @@ __all__ = [
     "InputFilter",
     "InvalidCredentials",
     "InvalidFile",
+    "Follower",
     "KeyStore",
+    "Gauge",
+    "Gauges",
     "Lifespan",
     "Message",
     "ModelNotFound",

@@ -262,7 +262,10 @@ class Admitter(Protocol):
     """Limits what runs at once."""
 
     def admit(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """A lease, held until the last byte is out or the client is gone. Raises RateLimited on entry."""
+        """A lease, held until the last byte is out or the client is gone. Raises RateLimited on entry.
+
+        Entering may wait; a client that leaves meanwhile cancels it. The lease may be a ``Follower``.
+        """
         ...
 
 
@@ -276,6 +279,14 @@ class InputFilter(Protocol):
 
     async def filter_passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
         """The retrieved passages that may be used, changed where need be."""
+@runtime_checkable
+class Follower(Protocol):
+    """A lease that watches its call, as to settle what it had reserved for it."""
+
+    def follow(self, record: CallRecord) -> None:
+        """Before entry: here is the record. It fills while the call runs; on exit it holds what the engine reported."""
+
+
         ...
 
 

@@ -129,7 +129,7 @@ class CallRecord(msgspec.Struct, kw_only=True):
 
     Times are ``time.perf_counter`` seconds: ``first_token`` when the first token of a stream passed
     (``None`` for plain replies and streams without one), ``last_token`` when the last one did, ``tokens``
-    how many stream events carried output.
+    how many stream events carried output. ``queued`` is how many seconds the call waited to be admitted.
     """
 
     call: Call
@@ -138,6 +138,7 @@ class CallRecord(msgspec.Struct, kw_only=True):
     first_token: float | None = None
     last_token: float | None = None
     tokens: int = 0
+    queued: float = 0.0
     usage: Usage = Usage()
     finish_reasons: tuple[str, ...] = ()
     outcome: Outcome = "success"

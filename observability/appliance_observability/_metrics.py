@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from appliance.plugin import Call, CallRecord
+from appliance.plugin import Gauge as OfferedGauge
 
 _OTHER = "other"
 _FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600)
+_QUEUED_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 _DURATION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
 
 class CallMetrics:
-    """Recorder and admitter in one. ``models`` are the names that may be labels; any other is ``other``."""
+    """Recorder and admitter in one. ``models`` are the names that may be labels; any other is ``other``.
 
-    def __init__(self, models: Iterable[str]) -> None:
+    ``gauges`` are those of other parts, iterated at each scrape.
+    """
+
+    def __init__(self, models: Iterable[str], gauges: Iterable[OfferedGauge] = ()) -> None:
         self.registry = CollectorRegistry()
         self.running = 0
         self._models = frozenset(models)
@@ -27,6 +34,13 @@ class CallMetrics:
             "appliance_requests",
             "Finished calls, each once, by outcome: success, error, aborted (the client left) or refused (4xx).",
             ("operation", "model", "outcome"),
+            registry=self.registry,
+        )
+        self._queued = Histogram(
+            "appliance_queue_wait_seconds",
+            "Arrival to admission, of all calls, also those that were refused.",
+            ("model",),
+            buckets=_QUEUED_SECONDS,
             registry=self.registry,
         )
         self._first_token = Histogram(
@@ -61,6 +75,7 @@ class CallMetrics:
             "appliance_requests_in_flight", "Calls that are admitted and not over.", registry=self.registry
         ).set_function(lambda: self.running)
         ProcessCollector(registry=self.registry)
+        self.registry.register(_Offered(gauges))
         self._views: dict[str, _ModelView] = {}
 
     def admit(self, call: Call) -> _InFlight:
@@ -73,6 +88,7 @@ class CallMetrics:
         view = self._view(call.model)
         view.requests(call.operation, record.outcome).inc()
         view.duration(call.operation).observe(record.duration)
+        view.queued.observe(record.queued)
         if call.stream and record.first_token is not None:
             view.first_token.observe(record.first_token - record.started)
             if record.tokens > 1 and record.last_token is not None:
@@ -101,6 +117,7 @@ class CallMetrics:
             model,
             requests=self._requests,
             durations=self._duration,
+            queued=self._queued.labels(model),
             first_token=self._first_token.labels(model),
             gap=self._gap.labels(model),
             tokens=self._tokens,
@@ -116,6 +133,7 @@ class _ModelView:
         *,
         requests: Counter,
         durations: Histogram,
+        queued: Histogram,
         first_token: Histogram,
         gap: Histogram,
         tokens: Counter,
@@ -125,6 +143,7 @@ class _ModelView:
         self._all_durations = durations
         self._requests: dict[tuple[str, str], Counter] = {}
         self._durations: dict[str, Histogram] = {}
+        self.queued = queued
         self.first_token = first_token
         self.gap = gap
         self.prompt_tokens = tokens.labels(model, "prompt")
@@ -143,6 +162,20 @@ class _ModelView:
         if found is None:
             found = self._durations[operation] = self._all_durations.labels(operation, self._model)
         return found
+
+
+class _Offered(Collector):
+    """The gauges that parts of the appliance offer, read at each scrape."""
+
+    def __init__(self, gauges: Iterable[OfferedGauge]) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for gauge in self._gauges:
+            family = GaugeMetricFamily(gauge.name, gauge.help, labels=[gauge.label])
+            for label, value in gauge.read().items():
+                family.add_metric([label], value)
+            yield family
 
 
 class _InFlight:

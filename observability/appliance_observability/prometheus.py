@@ -66,5 +66,5 @@ class Plugin:
         if self._metrics is None:
             from appliance_observability._metrics import CallMetrics
 
-            self._metrics = CallMetrics(model.name for model in context.config.models)
+            self._metrics = CallMetrics((model.name for model in context.config.models), context.gauges)
         return self._metrics

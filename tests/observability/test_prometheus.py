@@ -7,7 +7,7 @@ import pytest
 from eventually import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.plugin import Call, CallRecord, ChatRequest, Usage
+from appliance.plugin import Call, CallRecord, ChatRequest, Gauge, Gauges, Usage
 from appliance.testing import Emit, Fail, ScriptedPlugin, Wait, make_app, serving
 from appliance.testing.contracts.admitter import AdmitterContract
 from appliance_observability._metrics import CallMetrics
@@ -76,6 +76,26 @@ async def test_apps_do_not_share_metrics():
     one, other = CallMetrics(["m"]), CallMetrics(["m"])
     await one.record(record())
     assert value(exposition(other), "appliance_requests_total") == 0
+
+
+async def test_gauges_that_other_parts_offer_are_read_at_each_scrape():
+    gauges, depth = Gauges(), {"m": 1.0}
+    metrics = CallMetrics(["m"], gauges)
+    gauges.add(Gauge(name="appliance_depth", help="How deep.", label="model", read=lambda: depth))
+    assert value(exposition(metrics), "appliance_depth", {"model": "m"}) == 1
+    depth["m"] = 7
+    assert value(exposition(metrics), "appliance_depth", {"model": "m"}) == 7
+    with pytest.raises(ValueError, match="appliance_depth"):
+        gauges.add(Gauge(name="appliance_depth", help="", label="model", read=dict))
+
+
+async def test_how_long_calls_waited_to_be_admitted_is_told_by_model():
+    metrics = CallMetrics(["m"])
+    await metrics.record(record(queued=2.0))
+    await metrics.record(record(queued=0.0, outcome="refused"))
+    text = exposition(metrics)
+    assert value(text, "appliance_queue_wait_seconds_count", {"model": "m"}) == 2
+    assert value(text, "appliance_queue_wait_seconds_sum", {"model": "m"}) == 2
 
 
 async def test_o35_buckets_reach_past_an_hour_long_request():
