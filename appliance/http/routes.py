@@ -10,7 +10,7 @@ from typing import Any
 from litestar import Response
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
 
-from appliance.http import chat, file_batches, files, health, models, objects, openapi, store_files, vector_stores
+from appliance.http import chat, file_batches, files, health, hot, models, objects, openapi, store_files, vector_stores
 from appliance.http.guard import ACTION
 from appliance.http.requests import HttpRequest
 from appliance.permissions import PUBLIC
@@ -27,7 +27,7 @@ class Entry:
     path: str
     action: str
     summary: str
-    handler: Handler | chat.Route
+    handler: Handler | hot.Route
     body: type[Any] | None = None
     returns: type[Any] | None = None
 
@@ -140,9 +140,11 @@ def route_handlers(public_docs: bool) -> list[BaseRouteHandler]:
 def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
     action = PUBLIC if public_docs and entry.action == "docs.read" else entry.action
     opt = {ACTION: action}
-    if isinstance(entry.handler, chat.Route):
+    if isinstance(entry.handler, hot.Route):
         return ASGIRouteHandler(entry.path, opt=opt, copy_scope=False)(entry.handler.__call__)
-    return HTTPRouteHandler(entry.path, http_method=entry.method, opt=opt, status_code=200)(_with_id(entry.handler))  # type: ignore[arg-type]
+    # RFC 9110 section 9.1: who takes GET takes HEAD; the server leaves out the body.
+    methods = ["GET", "HEAD"] if entry.method == "GET" else [entry.method]
+    return HTTPRouteHandler(entry.path, http_method=methods, opt=opt, status_code=200)(_with_id(entry.handler))  # type: ignore[arg-type]
 
 
 def _with_id(handler: Handler) -> Handler:
