@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 Verdict: TypeAlias = Literal["success", "denied", "failure"]
+Details: TypeAlias = Mapping[str, str | int | bool | list[str] | None]
 
 ACTIONS: Mapping[str, str] = {
     "authentication": "a credential was accepted (once a period) or refused (always)",
@@ -45,6 +46,8 @@ ACTIONS: Mapping[str, str] = {
     "audit.lost": "entries could not be kept; the object says how many",
 }
 """Every action that the appliance itself reports. Plugins may report more."""
+SHOWS_DOCUMENTS = frozenset({"retrieval", "stores.content", "files.download"})
+"""The actions by which somebody sees a document's text."""
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +66,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     object: str = ""
     request_id: str = ""
     address: str = ""
-    details: Mapping[str, str | int | bool | list[str] | None] = {}
+    details: Details = {}
     """Numbers are whole ones: every language writes those the same way, so that everybody gets the same hash."""
 
 

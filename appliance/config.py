@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import msgspec
 import yaml
 
 from appliance.errors import ConfigError
+from appliance.permissions import PERMISSIONS, ROLES, expand
 
 _ENV = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
 _SECRET = re.compile(r"key|secret|token|pass(?!_fields)|credential|authorization|bearer", re.IGNORECASE)
@@ -125,6 +127,8 @@ class AuthConfig(Strict, frozen=True):
     realm: str = "appliance"
     public_docs: bool = True
     """Serve the OpenAPI document without credentials."""
+    roles: dict[str, tuple[str, ...]] = {}
+    """Roles of your own: permissions by role, as ``files.read`` or ``stores.*``."""
 
 
 class FiltersConfig(Strict, frozen=True):
@@ -152,6 +156,17 @@ class ObservabilityConfig(Strict, frozen=True):
     log_format: Literal["text", "json"] = "text"
 
 
+class AuditConfig(Strict, frozen=True):
+    """What the audit log keeps of the things that happen all the time."""
+
+    success_interval: Seconds = 300.0
+    """Seconds in which accepting one credential from one address makes one entry; refusing makes one every time."""
+    retrieval: Literal["note", "write"] = "note"
+    """``write``: passages are shown once the entry about them is on the disk; ``note``: it is within a second."""
+    query_secret: str | None = None
+    """Key of the hashes that stand for queries; default: a random one in ``data_dir/audit.key``."""
+
+
 class Config(Strict, frozen=True):
     """The whole file. ``folder`` is where it lies; relative paths count from there."""
 
@@ -166,6 +181,7 @@ class Config(Strict, frozen=True):
     filters: FiltersConfig = FiltersConfig()
     limits: LimitsConfig = LimitsConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+    audit: AuditConfig = AuditConfig()
     plugin: dict[str, dict[str, Any]] = {}
     folder: str = "."
 
@@ -266,8 +282,6 @@ def _known_keys(type_: type[Any], message: str) -> str:
     if "unknown field" not in message or not issubclass(type_, msgspec.Struct):
         return ""
     unknown = message.rpartition("unknown field `")[2].rstrip("`")
-    import difflib
-
     close = difflib.get_close_matches(unknown, _all_keys(type_), n=1)
     return f"; did you mean {close[0]}?" if close else "; remove it or see docs/configuration.md"
 
@@ -313,6 +327,7 @@ def _retyped(filled: str, template: str) -> Any:
 def _check(config: Config) -> None:
     _check_models(config)
     _check_retrieval(config)
+    _check_roles(config.auth.roles)
     unlisted = sorted(set(config.plugin) - set(config.plugins))
     if unlisted:
         raise ConfigError(
@@ -356,6 +371,24 @@ def _check_retrieval(config: Config) -> None:
     for i, model in enumerate(config.models):
         if model.reranker and model.name != retrieval.reranker:
             raise ConfigError(f"models[{i}].reranker: no search uses it; set retrieval.reranker to {model.name}")
+
+
+def _check_roles(roles: Mapping[str, tuple[str, ...]]) -> None:
+    for role, patterns in roles.items():
+        if role in ROLES:
+            raise ConfigError(f"auth.roles.{role}: is a built-in role; choose another name")
+        if not role or not role.isprintable():
+            raise ConfigError(f"auth.roles: {role!r} is no name for a role; write one that can be read")
+        for i, pattern in enumerate(patterns):
+            if not expand((pattern,)):
+                raise ConfigError(f"auth.roles.{role}[{i}]: no permission is named {pattern}; {_meant(pattern)}")
+
+
+def _meant(pattern: str) -> str:
+    """The permissions nearest to one that does not exist."""
+    families = {f"{name.partition('.')[0]}.*" for name in PERMISSIONS if "." in name}
+    close = difflib.get_close_matches(pattern, [*PERMISSIONS, *sorted(families)], n=3)
+    return f"did you mean {' or '.join(close)}?" if close else "docs/access.md lists them"
 
 
 def check_chunking(size: int, overlap: int, size_where: str, overlap_where: str) -> None:

@@ -101,16 +101,21 @@ class Unauthenticated(RequestError):
     """401: no credential, or a bad one.
 
     ``challenge`` is the error code of RFC 6750 section 3.1 for ``WWW-Authenticate``: ``invalid_token`` for a bad
-    credential, ``None`` where there was none.
+    credential, ``None`` where there was none. ``reason`` and ``claimed``, the unproven id of the credential's holder,
+    are for the audit log alone; answers and messages never hold them.
     """
 
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
 
-    def __init__(self, message: str, *, challenge: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, challenge: str | None = None, reason: str = "missing", claimed: str = ""
+    ) -> None:
         super().__init__(message)
         self.challenge = challenge
+        self.reason = reason
+        self.claimed = claimed
 
 
 class InvalidCredentials(BadRequest):

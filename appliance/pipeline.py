@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from appliance.errors import ApplianceError, BadRequest, RequestError, Unauthenticated
+from appliance.errors import ApplianceError, BadRequest, Forbidden, InvalidCredentials, RequestError, Unauthenticated
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever, file_search_tools
 from appliance.protocols import Admitter, Authenticator, Authorizer, Recorder, Telemetry, TraceSpan
 from appliance.streams import cited, observed
 from appliance.telemetry import NoTelemetry, finish_span
+from appliance.trail import Trail
 from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Principal
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Pipeline:
 
     plugins: Plugins
     models: Models
+    trail: Trail
     retriever: Retriever | None = None
     authenticators: Sequence[tuple[str, Authenticator]] = ()
     authorizers: Sequence[tuple[str, Authorizer]] = ()
@@ -68,6 +70,16 @@ class Pipeline:
         Raises:
             Unauthenticated: no authenticator knows the credential, or there is none.
         """
+        try:
+            principal = await self._identify(headers)
+        except (Unauthenticated, InvalidCredentials) as error:
+            self.trail.turned_away(error)
+            raise
+        if principal is not ANONYMOUS:
+            self.trail.came_in(principal)
+        return principal
+
+    async def _identify(self, headers: Mapping[str, str]) -> Principal:
         guarded = False
         for _, authenticator in self.authenticators:
             if authenticator.enabled:
@@ -80,8 +92,12 @@ class Pipeline:
 
     async def authorize(self, principal: Principal, action: str, resource: str) -> None:
         """Every authorizer must agree. Raises Forbidden."""
-        for _, authorizer in self.authorizers:
-            await authorizer.authorize(principal, action, resource)
+        try:
+            for _, authorizer in self.authorizers:
+                await authorizer.authorize(principal, action, resource)
+        except Forbidden as error:
+            self.trail.denied(principal, action, resource, error)
+            raise
 
     @asynccontextmanager
     async def answer(self, call: Call, template: str) -> AsyncIterator[Answer]:
@@ -135,6 +151,7 @@ class Pipeline:
         try:
             passages = await self.filters.passages(call, await self.retriever.search(call, search))
             step.set("gen_ai.retrieval.documents.count", len(passages))
+            await self.trail.shown(call.principal, call.operation, search, passages)
             return self.retriever.augment(call, passages, search.queries)
         except BaseException as error:
             step.fail(error)

@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
+from appliance import __version__
+from appliance.audit import AuditEvent
+from appliance.auditing import AuditLog
 from appliance.config import Config
 from appliance.context import AppContext
 from appliance.errors import ApplianceError, ConfigError, NotFound, StartError
@@ -27,6 +32,7 @@ from appliance.stalls import StallWatch
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.telemetry import NoTelemetry
+from appliance.trail import Trail
 from appliance.types import ANONYMOUS
 
 log = logging.getLogger("appliance")
@@ -41,6 +47,7 @@ class Runtime:
     plugins: Plugins
     context: AppContext
     database: Database
+    audit: AuditLog
     blobs: BlobStore
     models: Models
     pipeline: Pipeline
@@ -54,6 +61,7 @@ class Runtime:
         try:
             await self.database.start()
             self._held.push_async_callback(self.database.stop)
+            await self._start_audit()
             await asyncio.to_thread(self.blobs.start)
             if self.knowledge:
                 self._held.push_async_callback(self.knowledge.stop)
@@ -63,6 +71,18 @@ class Runtime:
         except BaseException:
             await self.stop()
             raise
+
+    async def _start_audit(self) -> None:
+        await self.audit.start()
+        self._held.push_async_callback(self.audit.stop)
+        started = AuditEvent(
+            action="server.start",
+            outcome="success",
+            principal="appliance",
+            details={"version": __version__, "plugins": list(self.plugins.names)},
+        )
+        await self.audit.write(started)
+        self._held.callback(self.audit.note, msgspec.structs.replace(started, action="server.stop"))
 
     async def start_engines(self) -> None:
         """Start every engine and the worker at once; the first that fails stops the rest. Raises StartError."""
@@ -164,7 +184,8 @@ def build(
     """
     plugins = Plugins(config, extra_plugins)
     database = Database(config.database_url)
-    context = AppContext(config=config, database=database)
+    audit = AuditLog(database)
+    context = AppContext(config=config, database=database, audit=audit)
     plugins.bind(context)
     knowledge = _knowledge(plugins, context, config_path, in_process=in_process)
     models = build_models(config, plugins.engines(), context, open_store(config, plugins.model_sources()), knowledge)
@@ -173,6 +194,7 @@ def build(
         plugins=plugins,
         context=context,
         database=database,
+        audit=audit,
         blobs=BlobStore(config.data_path / "files"),
         models=models,
         pipeline=_pipeline(plugins, models, knowledge, context),
@@ -221,12 +243,18 @@ def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, con
     inputs = _ordered(plugins.input_filters(), config.filters.input, "filters.input")
     outputs = _ordered(plugins.output_filters(), config.filters.output, "filters.output")
     _ordered([*inputs, *outputs], config.filters.fail_open, "filters.fail_open")
+    authenticators, authorizers = plugins.authenticators(), plugins.authorizers()
+    if authenticators and not authorizers:
+        raise ConfigError(
+            f"plugins: {authenticators[0][0]} finds out who calls, and nothing decides what callers may do; "
+            "list rbac under plugins"
+        )
     return Pipeline(
         plugins=plugins,
         models=models,
         retriever=retriever,
-        authenticators=plugins.authenticators(),
-        authorizers=plugins.authorizers(),
+        authenticators=authenticators,
+        authorizers=authorizers,
         admitters=plugins.admitters(),
         filters=Filters(
             inputs=inputs,
@@ -235,6 +263,7 @@ def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, con
         ),
         recorders=plugins.recorders(),
         telemetry=plugins.telemetry() or NoTelemetry(),
+        trail=Trail(context.audit, config.audit, config.data_path),
     )
 
 

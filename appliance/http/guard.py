@@ -11,6 +11,7 @@ from typing import Any, cast
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
+from appliance.audit import ORIGIN, Origin
 from appliance.errors import BadRequest
 from appliance.http.hosts import check_host
 from appliance.http.request_id import request_id_of
@@ -30,7 +31,8 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
     state = scope.setdefault("state", {})
     state["headers"] = headers
-    state["request_id"] = request_id_of(headers)
+    state["request_id"] = request_id = request_id_of(headers)
+    ORIGIN.set(Origin(request_id, _address(scope)))
     if len(headers) < len(raw):
         _check_repeated([name for name, _ in raw])
     action = handler.opt.get(ACTION)
@@ -45,6 +47,12 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     # The hot routes ask for their model in the pipeline.
     if action != "models.use":
         await pipeline.authorize(principal, str(action), scope["path"])
+
+
+def _address(scope: Any) -> str:
+    """Where the request comes from; empty for a unix socket."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def _check_repeated(names: list[bytes]) -> None:

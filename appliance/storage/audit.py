@@ -16,13 +16,11 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, delete, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from appliance.audit import AuditEvent
+from appliance.audit import SHOWS_DOCUMENTS, AuditEvent
 from appliance.errors import Conflict
 from appliance.storage.ids import now, now_us
 from appliance.storage.tables.audit import AuditExport, AuditHead, AuditRow
 
-SHOWS_DOCUMENTS = ("retrieval", "stores.content", "files.download")
-"""The actions by which somebody sees a document's text."""
 _PAGE = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LENGTHS = {"action": 64, "tenant": 255, "request_id": 128, "address": 64, "principal": 1024, "user": 1024}

@@ -1,0 +1,113 @@
+"""What the request path tells the audit log: who came in, who was turned away, and what was shown to whom."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from appliance.audit import ORIGIN, SHOWS_DOCUMENTS, AuditEvent, Auditor, Details, Verdict
+from appliance.config import AuditConfig
+from appliance.errors import Forbidden, InvalidCredentials, RequestError, Unauthenticated
+from appliance.secret_files import secret_in
+from appliance.types import Passage, Principal, Search
+
+_REMEMBERED = 10_000
+"""Credentials and addresses whose last entry is remembered."""
+
+
+class Trail:
+    """One per app. Keys of queries' hashes come from ``audit.query_secret``, or from a file under ``data_dir``."""
+
+    def __init__(self, auditor: Auditor, settings: AuditConfig, data_dir: Path) -> None:
+        self._auditor = auditor
+        self._settings = settings
+        self._data_dir = data_dir
+        self._seen: dict[tuple[str, str], float] = {}
+
+    def came_in(self, principal: Principal) -> None:
+        """A credential was accepted: one entry for each address in ``audit.success_interval`` seconds."""
+        key, moment = (principal.id, ORIGIN.get().address), time.monotonic()
+        if self._seen.get(key, 0.0) > moment:
+            return
+        self._seen.pop(key, None)
+        if len(self._seen) >= _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = moment + self._settings.success_interval
+        self._auditor.note(_event(principal, "authentication", "success", details={"key": principal.key}))
+
+    def turned_away(self, error: Unauthenticated | InvalidCredentials) -> None:
+        """A credential was refused, or there was none."""
+        reason, claimed = ("malformed", "") if isinstance(error, InvalidCredentials) else (error.reason, error.claimed)
+        self._auditor.note(
+            AuditEvent(
+                action="authentication",
+                outcome="failure",
+                principal=claimed or "unknown",
+                tenant="",
+                details={"reason": reason},
+            )
+        )
+
+    def denied(self, principal: Principal, permission: str, object_: str, error: Forbidden) -> None:
+        """A known caller may not do what they asked for."""
+        details: Details = {"permission": permission, "scope": error.scope, "roles": list(principal.roles)}
+        self._auditor.note(_event(principal, "authorization", "denied", object_, details))
+
+    async def shown(self, principal: Principal, operation: str, search: Search, found: Sequence[Passage]) -> None:
+        """Passages are about to be shown.
+
+        Raises:
+            Unavailable: ``audit.retrieval`` is ``write``, and the log cannot be written.
+        """
+        details: Details = {
+            "operation": operation,
+            "asked": list(search.store_ids),
+            "stores": list(dict.fromkeys(passage.store_id for passage in found)),
+            "queries": [self._hash(query) for query in search.queries],
+            "chunks": [passage.chunk_id for passage in found],
+            "scores": [f"{passage.score:.4f}" for passage in found],
+        }
+        await self.done(principal, "retrieval", ",".join(search.store_ids), details)
+
+    async def done(self, principal: Principal, action: str, object_: str, details: Details) -> None:
+        """Something was changed, or is about to be shown; returns when the entry is durable.
+
+        Raises:
+            Unavailable: the log cannot be written; then nothing may be acknowledged.
+        """
+        event = _event(principal, action, "success", object_, details)
+        if action in SHOWS_DOCUMENTS and self._settings.retrieval == "note":
+            self._auditor.note(event)
+        else:
+            await self._auditor.write(event)
+
+    def failed(self, principal: Principal, action: str, object_: str, error: RequestError) -> None:
+        """What was asked for could not be done, for another reason than the caller's rights."""
+        self._auditor.note(_event(principal, action, "failure", object_, {"code": error.code}))
+
+    def _hash(self, query: str) -> str:
+        """Equal for equal queries, and nothing that can be guessed without the secret."""
+        return hmac.new(self._secret, query.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+    @cached_property
+    def _secret(self) -> bytes:
+        given = self._settings.query_secret
+        return given.encode() if given else secret_in(self._data_dir / "audit.key")
+
+
+def _event(
+    principal: Principal, action: str, outcome: Verdict, object_: str = "", details: Details | None = None
+) -> AuditEvent:
+    return AuditEvent(
+        action=action,
+        outcome=outcome,
+        principal=principal.id,
+        user=principal.user or "",
+        tenant=principal.tenant,
+        object=object_,
+        details=details or {},
+    )
