@@ -38,7 +38,7 @@ def _item(raw: Any, where: str) -> dict[str, Any]:
     if kind in (_SEARCHES, "item_reference"):
         _text(raw, "id", where)
         return raw
-    if kind not in _PREFIXES:
+    if not isinstance(kind, str) or kind not in _PREFIXES:
         raise BadRequest(
             f"{where}.type: {str(kind)[:40]!r} is not served here; known are {', '.join(_PREFIXES)}",
             param=f"{where}.type",

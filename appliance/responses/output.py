@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from appliance.errors import RateLimited, RequestError
 from appliance.responses.request import LOGPROBS, RESULTS, ResponsesRequest
 from appliance.storage.ids import new_id, now
 from appliance.types import Passage
@@ -47,7 +48,6 @@ def new_response(request: ResponsesRequest, response_id: str, status: str = "in_
             "effort": request.reasoning.effort if request.reasoning else None,
             "summary": request.reasoning.summary if request.reasoning else None,
         },
-        "store": request.stored,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {"format": shown, "verbosity": (text.verbosity if text else None) or "medium"},
         "tool_choice": request.tool_choice or "auto",
@@ -220,10 +220,11 @@ class ResponseBuilder:
             self.response["incomplete_details"] = {"reason": reason}
         yield self._event(f"response.{status}", response=self._snapshot())
 
-    def fail(self, code: str, message: str) -> Json:
-        """The last event of a response that broke off."""
+    def fail(self, error: RequestError) -> Json:
+        """The last event of a response that broke off. Its error has one of the codes that OpenAI lists."""
         self.response["status"] = "failed"
-        self.response["error"] = {"code": code, "message": message}
+        code = "rate_limit_exceeded" if isinstance(error, RateLimited) else "server_error"
+        self.response["error"] = {"code": code, "message": str(error)}
         for item in self.response["output"]:
             if item.get("status") == "in_progress":
                 item["status"] = "incomplete"
@@ -266,7 +267,6 @@ class ResponseBuilder:
                 "response.function_call_arguments.done",
                 item_id=item["id"],
                 output_index=opened.index,
-                name=item["name"],
                 arguments=item["arguments"],
             )
             yield self._done(opened, status)
