@@ -38,6 +38,7 @@ HEADINGS = {
     "OnnxOptions": "options of embedder onnx",
     "ApiKeysSettings": "plugin.api_keys",
     "LimitsSettings": "plugin.limits",
+    "FairQueueSettings": "plugin.fair_queue",
     "WordlistSettings": "plugin.wordlist",
     "MilvusSettings": "plugin.milvus",
     "SourcesSettings": "plugin.sources",
