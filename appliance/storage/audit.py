@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -18,11 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.audit import SHOWS_DOCUMENTS, AuditEvent
 from appliance.errors import Conflict
-from appliance.storage.ids import now, now_us
+from appliance.storage.ids import now, now_us, time_text
 from appliance.storage.tables.audit import AuditExport, AuditHead, AuditRow
 
 _PAGE = 1000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LENGTHS = {"action": 64, "tenant": 255, "request_id": 128, "address": 64, "principal": 1024, "user": 1024}
 _OBJECT = 1024
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -63,6 +61,8 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     object: str | None = None
     since: int | None = None
     until: int | None = None
+    shows_documents: bool = False
+    """Only that by which somebody saw a document's text."""
     file: str | None = None
     """Only what showed text of the file with this id."""
 
@@ -82,7 +82,9 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
             found.append(AuditRow.time_us >= self.since)
         if self.until is not None:
             found.append(AuditRow.time_us < self.until)
-        return found if self.file is None else [*found, *_shows(self.file)]
+        if self.shows_documents or self.file is not None:
+            found.append(AuditRow.action.in_(SHOWS_DOCUMENTS))
+        return found if self.file is None else [*found, _names(self.file)]
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -94,11 +96,10 @@ class Head(msgspec.Struct, frozen=True):
     pruned_hash: str
 
 
-def _shows(file_id: str) -> list[ColumnElement[bool]]:
+def _names(file_id: str) -> ColumnElement[bool]:
+    """The file itself, or one of its chunks, whose ids begin with the file's."""
     quoted = msgspec.json.encode(file_id).decode()[1:-1]
-    # A chunk's id begins with that of its file.
-    named = AuditRow.details.contains(f'"{quoted}:', autoescape=True)
-    return [AuditRow.action.in_(SHOWS_DOCUMENTS), or_(AuditRow.object == file_id, named)]
+    return or_(AuditRow.object == file_id, AuditRow.details.contains(f'"{quoted}:', autoescape=True))
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -246,17 +247,6 @@ def digest(record: AuditRecord) -> str:
     plain = msgspec.structs.asdict(record)
     del plain["hash"]
     return hashlib.sha256(_encode(plain)).hexdigest()
-
-
-def time_text(time_us: int) -> str:
-    """Microseconds since 1970 as ``2026-11-30T09:08:07.123456Z``."""
-    return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def time_of(moment: datetime) -> int:
-    """Microseconds since 1970; a time without a zone is UTC."""
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
 # -- exporting ---------------------------------------------------------------------------------------------
