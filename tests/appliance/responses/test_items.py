@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.errors import BadRequest
@@ -166,6 +166,7 @@ items = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(items, max_size=4))
 def test_any_items_are_read_or_refused_and_what_was_read_becomes_messages(raw) -> None:
     try:

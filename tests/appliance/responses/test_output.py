@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from client_types import event_types, exactly
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
-from openai_types import event_types, exactly
 
 from appliance.errors import EngineError
 from appliance.responses.output import ResponseBuilder, new_response
@@ -219,6 +219,7 @@ def test_a_response_that_breaks_off_fails_with_what_was_there() -> None:
     assert answer.output[0].status == "incomplete"
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=5), max_size=12), st.sampled_from(["stop", "length", "tool_calls", "content_filter"]))
 def test_any_cut_of_a_text_gives_the_same_text(pieces, finish) -> None:
     found = events(builder(), *(delta(content=piece) for piece in pieces), delta(finish))

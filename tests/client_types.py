@@ -1,17 +1,22 @@
-"""Checks answers against the official client's own types: nothing missing, nothing of a wrong type, nothing more."""
+"""Checks answers against the official clients' own types: nothing missing, nothing of a wrong type, nothing more."""
 
+from functools import lru_cache
 from typing import Any, get_args
 
-from openai._models import BaseModel
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 
 def exactly(type_: Any, value: Any) -> Any:
     """The value as the client's type. Raises AssertionError for a field that the type does not know."""
-    found = TypeAdapter(type_).validate_python(value)
+    found = _adapter(type_).validate_python(value)
     extra = sorted(_extra(found, ""))
     assert not extra, f"fields that {getattr(type_, '__name__', type_)} does not know: {', '.join(extra)}"
     return found
+
+
+@lru_cache
+def _adapter(type_: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(type_)
 
 
 def _extra(value: Any, where: str) -> list[str]:
