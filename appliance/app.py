@@ -18,6 +18,7 @@ from appliance.errors import PluginError
 from appliance.http.errors import handle
 from appliance.http.guard import ACTION, guard
 from appliance.http.routes import TABLE, route_handlers
+from appliance.permissions import PERMISSIONS, PUBLIC
 from appliance.runtime import Runtime
 
 
@@ -65,7 +66,7 @@ def _lifespan(runtime: Runtime) -> Any:
 
 
 def _plugin_routes(runtime: Runtime) -> list[BaseRouteHandler]:
-    """Routes of plugins are guarded like all others; those that name no action need ``admin``."""
+    """Routes of plugins, guarded like all others."""
     handlers = []
     paths = {entry.path for entry in TABLE}
     for name, handler in runtime.plugins.routes():
@@ -75,16 +76,25 @@ def _plugin_routes(runtime: Runtime) -> list[BaseRouteHandler]:
         if taken:
             raise PluginError(f"plugin {name}: the path {min(taken)} exists already; choose another")
         paths |= handler.paths
-        handler.opt.setdefault(ACTION, "admin")
+        _check_action(handler, f"plugin {name}: the route {min(handler.paths)}")
         handlers.append(handler)
     return handlers
 
 
 def _check_actions(app: Litestar) -> None:
-    """Deny by default: a route that names no action does not start."""
+    """Deny by default, once more, over what Litestar really routes."""
     for route in app.routes:
         for handler in [getattr(route, "route_handler", None), *getattr(route, "route_handlers", [])]:
-            if handler is None or set(getattr(handler, "http_methods", ())) == {"OPTIONS"}:
-                continue
-            if ACTION not in handler.opt:
-                raise PluginError(f"route {route.path} names no action in opt; every route must say what it needs")
+            if handler is not None and set(getattr(handler, "http_methods", ())) != {"OPTIONS"}:
+                _check_action(handler, f"the route {route.path}")
+
+
+def _check_action(handler: BaseRouteHandler, where: str) -> None:
+    """Raises PluginError for a route that names no permission, or one that nobody can have."""
+    action = handler.opt.get(ACTION)
+    if action is None:
+        raise PluginError(
+            f'{where} names no permission; give it opt={{"{ACTION}": "admin"}} or another of docs/access.md'
+        )
+    if action != PUBLIC and action not in PERMISSIONS:
+        raise PluginError(f"{where} needs the unknown permission {action!r}; name one of docs/access.md, or {PUBLIC}")

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 PUBLIC = "public"
 """Needs no credential: the probes, and metadata that clients read before they have one."""
 
 PERMISSIONS: Mapping[str, str] = {
+    "self.read": "see who the server takes one for",
     "models.use": "ask a model",
     "models.read": "list models",
     "logprobs.read": "get log probabilities with answers",
@@ -36,26 +39,42 @@ PERMISSIONS: Mapping[str, str] = {
     "admin": "everything else: routes of plugins, life cycle of models",
 }
 
-_USE = ("models.use", "models.read", "logprobs.read", "stores.read", "stores.search", "scores.read", "usage.read")
+_USE = (
+    "self.read",
+    "models.use",
+    "models.read",
+    "logprobs.read",
+    "stores.read",
+    "stores.search",
+    "scores.read",
+    "usage.read",
+)
 _ANSWERS = ("responses.*", "batches.*", "docs.read")
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "admin": ("*",),
-    "operator": ("models.*", "metrics.read", "docs.read", "usage.*", "keys.*", "admin"),
+    "operator": ("self.read", "models.*", "metrics.read", "docs.read", "usage.*", "keys.*", "admin"),
     "knowledge-manager": (*_USE, *_ANSWERS, "files.*", "stores.*"),
     "user": (*_USE, *_ANSWERS, "files.read"),
-    "auditor": ("audit.read", "usage.*", "models.read", "docs.read"),
+    "auditor": ("self.read", "audit.read", "usage.*", "models.read", "docs.read"),
 }
 """The roles that are always there."""
 
 SCOPES: Mapping[str, tuple[str, ...]] = {
     "inference": (*_USE, *_ANSWERS),
-    "files": ("files.*", "stores.*", "scores.read", "models.read", "docs.read"),
-    "metrics": ("metrics.read", "docs.read"),
-    "admin": ("admin", "keys.*", "audit.read", "usage.*", "models.read", "docs.read"),
+    "files": ("self.read", "files.*", "stores.*", "scores.read", "models.read", "docs.read"),
+    "metrics": ("self.read", "metrics.read", "docs.read"),
+    "admin": ("self.read", "admin", "keys.*", "audit.read", "usage.*", "models.read", "docs.read"),
     "*": ("*",),
 }
 """What a credential can be given for; OAuth scopes of these names mean the same."""
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """One line of an explanation: something that speaks for (``ok``) or against allowing it."""
+
+    ok: bool
+    text: str
 
 
 def matches(pattern: str, permission: str) -> bool:

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from appliance.admission import Admission, capped, metered
+from appliance.counting import counted, is_uncounted
+from appliance.credentials import check_form
 from appliance.errors import ApplianceError, BadRequest, Forbidden, InvalidCredentials, RequestError, Unauthenticated
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever, file_search_tools
@@ -64,14 +67,16 @@ class Pipeline:
     _telling: set[asyncio.Task[None]] = field(default_factory=set)
     """The loop alone would not keep a task alive whose request is gone."""
 
-    async def authenticate(self, headers: Mapping[str, str]) -> Principal:
+    async def authenticate(self, headers: Mapping[str, str], query: bytes = b"") -> Principal:
         """Find the caller; without any enabled authenticator everybody is ``anonymous``.
 
         Raises:
             Unauthenticated: no authenticator knows the credential, or there is none.
         """
         try:
-            principal = await self._identify(headers)
+            principal = await self._identify(headers, query)
+        ``query`` is the raw query string, in which no credential may be.
+
         except (Unauthenticated, InvalidCredentials) as error:
             self.trail.turned_away(error)
             raise
@@ -79,16 +84,15 @@ class Pipeline:
             self.trail.came_in(principal)
         return principal
 
-    async def _identify(self, headers: Mapping[str, str]) -> Principal:
-        guarded = False
-        for _, authenticator in self.authenticators:
-            if authenticator.enabled:
-                guarded = True
-                if principal := await authenticator.authenticate(headers):
-                    return principal
-        if guarded:
-            raise Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>")
-        return ANONYMOUS
+    async def _identify(self, headers: Mapping[str, str], query: bytes) -> Principal:
+        enabled = [authenticator for _, authenticator in self.authenticators if authenticator.enabled]
+        if not enabled:
+            return ANONYMOUS
+        challenge = "invalid_token" if check_form(headers, query) else None
+        for authenticator in enabled:
+            if principal := await authenticator.authenticate(headers):
+                return principal
+        raise Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>", challenge=challenge)
 
     async def authorize(self, principal: Principal, action: str, resource: str) -> None:
         """Every authorizer must agree. Raises Forbidden."""

@@ -10,6 +10,7 @@ from appliance.audit import AuditEvent, Auditor
 from appliance.cli_options import config_option, examples, json_option, print_json
 from appliance.config import Config, PriceConfig, Strict, convert
 from appliance.context import AppContext
+from appliance.config import load as load_config
 from appliance.errors import (
     ApplianceError,
     BadRequest,
@@ -44,6 +45,7 @@ from appliance.pricing import cost, in_currency, price_of, to_units
 from appliance.processes.child import Child
 from appliance.protocols import (
     Admitter,
+from appliance.permissions import PERMISSIONS, ROLES, SCOPES, Reason, expand
     Authenticator,
     Authorizer,
     Chunker,
@@ -79,6 +81,7 @@ from appliance.types import (
     Document,
     Embeddings,
     Hit,
+    ANONYMOUS,
     ModelSpec,
     Passage,
     Principal,
@@ -114,6 +117,12 @@ __all__ = [
     "ChatRequest",
     "Child",
     "Chunk",
+    "ANONYMOUS",
+    "PERMISSIONS",
+    "RESOURCE_METADATA",
+    "ROLES",
+    "SCOPES",
+    "Admission",
     "Chunker",
     "Comparison",
     "CompletionRequest",
@@ -153,6 +162,7 @@ __all__ = [
     "ModelSpec",
     "NotFound",
     "OutOfSpace",
+    "Explainer",
     "OutputFilter",
     "Parser",
     "Passage",
@@ -181,6 +191,7 @@ __all__ = [
     "UnsupportedFile",
     "Upstream",
     "UpstreamBroken",
+    "Reason",
     "UpstreamError",
     "UpstreamResponse",
     "UpstreamTimeout",
@@ -203,3 +214,5 @@ __all__ = [
     "print_json",
     "to_units",
 ]
+    "expand",
+    "load_config",

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from appliance.context import AppContext
 from appliance.knowledge.filters import Attributes, Filter
 from appliance.types import (
+from appliance.permissions import Reason
     Call,
     CallRecord,
     Chunk,
@@ -279,6 +280,15 @@ class InputFilter(Protocol):
 
     async def filter_passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
         """The retrieved passages that may be used, changed where need be."""
+@runtime_checkable
+class Explainer(Protocol):
+    """What an authorizer may also be: one that can say why, for ``appliance check --explain``."""
+
+    def explain(self, principal: Principal, action: str, resource: str) -> Sequence[Reason]:
+        """What speaks for and against, a line each. It must agree with ``authorize``."""
+        ...
+
+
 @runtime_checkable
 class Follower(Protocol):
     """A lease that watches its call, as to settle what it had reserved for it."""

@@ -24,7 +24,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("SHARED", ROOT.parent / "shared"))
 """Where ``perf`` and ``data`` lie."""
-SERVER_PLUGINS = ("api_keys", "limits", "otel", "prometheus", "access_log")
+SERVER_PLUGINS = ("api_keys", "rbac", "limits", "otel", "prometheus", "access_log")
 """What a guarded and watched server runs with; no content filter."""
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

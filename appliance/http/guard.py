@@ -12,7 +12,8 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from appliance.audit import ORIGIN, Origin
-from appliance.errors import BadRequest
+from appliance.credentials import KEY_HEADERS
+from appliance.errors import BadRequest, InvalidCredentials
 from appliance.http.hosts import check_host
 from appliance.http.request_id import request_id_of
 from appliance.http.requests import runtime
@@ -20,7 +21,8 @@ from appliance.permissions import PUBLIC
 from appliance.types import ANONYMOUS
 
 ACTION = "action"
-_ONCE = (b"host", b"authorization", b"content-type", b"content-length", b"api-key", b"x-api-key")
+_CREDENTIALS = (b"authorization", *(name.encode() for name in KEY_HEADERS))
+_ONCE = (b"host", b"content-type", b"content-length", *_CREDENTIALS)
 """Headers of which two would mean different things to different readers."""
 
 
@@ -35,15 +37,16 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     ORIGIN.set(Origin(request_id, _address(scope)))
     if len(headers) < len(raw):
         _check_repeated([name for name, _ in raw])
+    headers[":method"] = cast("Any", scope)["method"]  # as HTTP/2 has it; no header of HTTP/1.1 can have this name
     action = handler.opt.get(ACTION)
     if action == PUBLIC:
         scope["user"] = ANONYMOUS
         return
     pipeline = runtime(connection).pipeline
-    principal = await pipeline.authenticate(headers)
+    principal = await pipeline.authenticate(headers, scope["query_string"])
     scope["user"] = principal
     if principal is ANONYMOUS:
-        check_host(cast("Any", scope)["method"], headers, runtime(connection).config.server)
+        check_host(headers[":method"], headers, runtime(connection).config.server)
     # The hot routes ask for their model in the pipeline.
     if action != "models.use":
         await pipeline.authorize(principal, str(action), scope["path"])
@@ -58,4 +61,5 @@ def _address(scope: Any) -> str:
 def _check_repeated(names: list[bytes]) -> None:
     for name in _ONCE:
         if names.count(name) > 1:
-            raise BadRequest(f"the header {name.decode()} is there twice; send it once", code="repeated_header")
+            told = f"the header {name.decode()} is there twice; send it once"
+            raise InvalidCredentials(told) if name in _CREDENTIALS else BadRequest(told, code="repeated_header")

@@ -1,39 +1,68 @@
-"""``appliance keys``: make, list and revoke API keys, while the server runs or not."""
+"""``appliance keys``: make, list, rotate and revoke API keys, while the server runs or not."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
+import difflib
 import functools
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import click
 import msgspec
 
-from appliance.plugin import KeyStore, StoredKey, config_option, examples, json_option, print_json
+from appliance.plugin import (
+    ROLES,
+    SCOPES,
+    Allowance,
+    ConfigError,
+    KeyStore,
+    StoredKey,
+    config_option,
+    convert,
+    examples,
+    json_option,
+    load_config,
+    print_json,
+)
 
-SCOPES = ("inference", "files", "metrics", "admin", "*")
-_DEFAULT_SCOPES = ("inference", "files")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_C = TypeVar("_C", bound=Callable[..., Any])
 
 
 class Lifetime(click.ParamType[int]):
-    """A length of time such as ``30d``, in seconds."""
+    """A length of time such as ``30d``, in seconds; ``0s`` only where ``zero`` says so."""
 
     name = "time"
 
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Raises click's UsageError for anything else."""
-        match = re.fullmatch(r"([1-9][0-9]{0,8})([smhdw])", str(value))
-        if match is None:
+        match = re.fullmatch(r"(0|[1-9][0-9]{0,8})([smhdw])", str(value))
+        if match is None or (match[1] == "0" and not self._zero):
             self.fail(f"{value!r} is no length of time; write a number and s, m, h, d or w, as in 30d", param, ctx)
         return int(match[1]) * _UNITS[match[2]]
+
+
+class Label(click.ParamType[str]):
+    """A name: 1 to 255 characters that can be printed, so that none can forge a line of a list."""
+
+    name = "text"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Raises click's UsageError for anything else."""
+        text = str(value)
+        if not text.isprintable() or not 0 < len(text.strip()) <= len(text) <= 255:
+            self.fail(f"{text[:40]!r} is no name; write 1 to 255 printable characters", param, ctx)
+        return text
 
 
 def _run(command: Callable[_P, Awaitable[_T]]) -> Callable[_P, _T]:
@@ -49,64 +78,102 @@ def _run(command: Callable[_P, Awaitable[_T]]) -> Callable[_P, _T]:
     return wrapper
 
 
+def _allowance_options(command: _C) -> _C:
+    """An option for each field of ``Allowance``; they arrive as keyword arguments of the same names."""
+    for field in reversed(msgspec.structs.fields(Allowance)):
+        kind = float if field.name.startswith("spend") else int
+        what = field.name.replace("_", " ")
+        option = click.option(f"--{field.name.replace('_', '-')}", type=kind, help=f"Limit of this key alone: {what}.")
+        command = option(command)
+    return command
+
+
 @click.group(
-    epilog=examples("appliance keys create --name alice", "appliance keys list", "appliance keys revoke 3f9k2m8x0abc")
+    epilog=examples(
+        "appliance keys create --name alice",
+        "appliance keys list",
+        "appliance keys rotate 3f9k2m8x0abc",
+        "appliance keys revoke 3f9k2m8x0abc",
+    )
 )
 def keys() -> None:
-    """Make, list and revoke API keys."""
+    """Make, list, rotate and revoke API keys."""
 
 
 @keys.command(
     epilog=examples(
-        "appliance keys create --name alice",
-        "appliance keys create --name batch --tenant team-a --model smollm2 --expires 30d",
-        "appliance keys create --name ops --admin --json",
+        "appliance keys create --admin",
+        "appliance keys create --name alice --user alice@example.org",
+        "appliance keys create --name crm --scope inference --model docs --expires 90d --requests-per-minute 60",
+        "appliance keys create --name librarian --role knowledge-manager --tenant team-a --store handbook",
     )
 )
-@click.option("--name", default="unnamed", show_default=True, help="Whose key it is, or what for.")
-@click.option("--tenant", default="default", show_default=True, help="Tenant whose files and stores it reaches.")
+@click.option("--name", type=Label(), default="unnamed", show_default=True, help="Whose key it is, or what for.")
+@click.option(
+    "--user", type=Label(), help="The person or service that holds it; usage and limits add up over all keys of one."
+)
+@click.option(
+    "--tenant", type=Label(), default="default", show_default=True, help="Tenant whose files and stores it reaches."
+)
+@click.option("--role", "roles", multiple=True, help="What its holder may do; can be repeated.  [default: user]")
+@click.option("--admin", is_flag=True, help="The same as --role admin.")
 @click.option(
     "--scope",
     "scopes",
     multiple=True,
-    type=click.Choice(SCOPES),
-    help="What it may do; can be repeated.  [default: inference, files]",
+    type=click.Choice(list(SCOPES)),
+    help="What the key is for, within its roles; can be repeated.  [default: *, all of it]",
 )
-@click.option("--admin", is_flag=True, help="It may do everything, as with --scope '*'.")
 @click.option("--model", "models", multiple=True, help="A model it may use; can be repeated.  [default: all]")
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    help="A vector store it reaches, by id or name; can be repeated.  [default: all]",
+)
 @click.option(
     "--expires",
     "expires_in",
     type=Lifetime(),
     help="How long it is valid: a number and s, m, h, d or w, as in 30d.  [default: for ever]",
 )
+@_allowance_options
 @config_option
 @json_option
 @_run
 async def create(  # noqa: PLR0917 - click's options
     name: str,
+    user: str | None,
     tenant: str,
-    scopes: tuple[str, ...],
+    roles: tuple[str, ...],
     admin: bool,
+    scopes: tuple[str, ...],
     models: tuple[str, ...],
+    stores: tuple[str, ...],
     expires_in: int | None,
     config_path: Path,
     as_json: bool,
+    **limits: float | None,
 ) -> None:
     """Make a key and print it, this once; only its digest is kept.
 
     From the first key on, every request needs one.
     """
-    granted = ("*",) if admin else scopes or _DEFAULT_SCOPES
+    granted = dict.fromkeys((*roles, "admin") if admin else roles or ("user",))
+    _check_roles(granted, config_path)
     async with KeyStore.open(config_path) as store:
         stored, text = await store.create(
-            name=name, tenant=tenant, scopes=granted, models=models or None, expires_in=expires_in
+            name=name,
+            tenant=tenant,
+            user=user,
+            roles=tuple(granted),
+            scopes=scopes or ("*",),
+            models=models or None,
+            stores=stores or None,
+            allowance=_allowance(limits),
+            expires_in=expires_in,
         )
-    if as_json:
-        print_json({**_shown(stored), "key": text})
-        return
-    click.echo(text)
-    click.echo(f"Key {stored.id} of {name}. It is not shown again.", err=True)
+    _print_new(stored, text, as_json)
 
 
 @keys.command("list", epilog=examples("appliance keys list", "appliance keys list --json"))
@@ -120,10 +187,42 @@ async def list_(config_path: Path, as_json: bool) -> None:
     if as_json:
         print_json([_shown(key) for key in found])
         return
-    rows = [("ID", "NAME", "TENANT", "SCOPES", "MODELS", "CREATED", "STATE"), *map(_row, found)]
+    rows = [("ID", "NAME", "TENANT", "ROLES", "SCOPES", "MODELS", "CREATED", "STATE"), *map(_row, found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@keys.command(
+    epilog=examples(
+        "appliance keys rotate 3f9k2m8x0abc", "appliance keys rotate 3f9k2m8x0abc --overlap 0s --expires 90d"
+    )
+)
+@click.argument("key_id", metavar="ID")
+@click.option(
+    "--overlap",
+    type=Lifetime(zero=True),
+    default="24h",
+    show_default=True,
+    help="How long the secret until now works beside the new one; 0s ends it at once.",
+)
+@click.option(
+    "--expires", "expires_in", type=Lifetime(), help="How long the key is valid from now.  [default: as before]"
+)
+@config_option
+@json_option
+@_run
+async def rotate(key_id: str, overlap: int, expires_in: int | None, config_path: Path, as_json: bool) -> None:
+    """Give a key a new secret and print it, this once.
+
+    It stays the same key: its ID, roles, limits, usage and audit trail go on. At most two secrets work at once:
+    rotating again during the overlap ends the older one.
+    """
+    async with KeyStore.open(config_path) as store:
+        stored, text = await store.rotate(key_id, overlap=overlap, expires_in=expires_in)
+    _print_new(stored, text, as_json)
+    if stored.previous_until is not None and not as_json:
+        click.echo(f"The secret until now works until {_day(stored.previous_until)} UTC.", err=True)
 
 
 @keys.command(epilog=examples("appliance keys revoke 3f9k2m8x0abc"))
@@ -144,13 +243,46 @@ async def revoke(key_id: str, config_path: Path, as_json: bool) -> None:
         click.echo(f"Key {key_id} of {revoked.name} is revoked.")
 
 
-def _shown(key: StoredKey) -> dict[str, object]:
-    return {name: value for name, value in msgspec.structs.asdict(key).items() if name != "digest"}
+def _check_roles(roles: Iterable[str], config_path: Path) -> None:
+    """Raises ConfigError for a role that neither the appliance nor the configuration defines."""
+    known = [*ROLES, *load_config(config_path).auth.roles]
+    for role in roles:
+        if role not in known:
+            close = difflib.get_close_matches(role, known, n=1)
+            meant = f"did you mean {close[0]}?" if close else "define it under auth.roles"
+            raise ConfigError(f"--role: there is no role {role}; {meant} (defined: {', '.join(known)})")
+
+
+def _allowance(limits: Mapping[str, float | None]) -> Allowance | None:
+    given = {name: value for name, value in limits.items() if value is not None}
+    return convert(given, Allowance, "limits") if given else None
+
+
+def _print_new(stored: StoredKey, text: str, as_json: bool) -> None:
+    if as_json:
+        print_json({**_shown(stored), "key": text})
+        return
+    click.echo(text)
+    click.echo(f"Key {stored.id} of {stored.name}. It is not shown again.", err=True)
+
+
+def _shown(key: StoredKey) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(key)
+    return {name: value for name, value in plain.items() if name not in {"digest", "previous_digest"}}
 
 
 def _row(key: StoredKey) -> tuple[str, ...]:
     models = "all" if key.models is None else ",".join(key.models)
-    return (key.id, key.name, key.tenant, ",".join(key.scopes), models, _day(key.created_at), _state(key))
+    return (
+        key.id,
+        key.name,
+        key.tenant,
+        ",".join(key.roles),
+        ",".join(key.scopes),
+        models,
+        _day(key.created_at),
+        _state(key),
+    )
 
 
 def _state(key: StoredKey) -> str:

@@ -2,7 +2,7 @@
 
 A key comes as ``Authorization: Bearer``, ``api-key`` or ``x-api-key``, and means the same in each. Nothing is guarded
 until the first key is made, which a running server notices by itself; from then on it stays guarded, also when every
-key is revoked. What goes wrong with a key never shows in the answer.
+key is revoked. What goes wrong with a key never shows in the answer. What a key may do is the matter of ``rbac``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import hmac
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,8 +24,6 @@ from appliance.plugin import (
     AppContext,
     ApplianceError,
     Authenticator,
-    Authorizer,
-    Forbidden,
     KeyStore,
     Lifespan,
     Principal,
@@ -40,8 +38,6 @@ _REMEMBERED = 10_000
 """Keys whose callers are kept in memory."""
 _LONGEST = 128
 """Longer credentials are not hashed at all."""
-_PRINCIPAL = "key:"
-_SCOPES = {"models": "inference", "files": "files", "stores": "files", "metrics": "metrics"}
 
 
 class ApiKeysSettings(Strict, frozen=True):
@@ -51,14 +47,15 @@ class ApiKeysSettings(Strict, frozen=True):
 
 
 class ApiKeys:
-    """Recognises keys. Verified ones are remembered by their digest until a key is made or revoked."""
+    """Recognises keys. Verified ones are remembered by their digest until a key is made, rotated or revoked."""
 
     def __init__(self, store: KeyStore, refresh: float = 2.0) -> None:
         self._store = store
         self._refresh = refresh
         self._known: dict[bytes, tuple[Principal, float]] = {}
-        self._version: tuple[int, int] | None = None
-        self._checked = float("-inf")
+        self._version: tuple[int, int, int] | None = None
+        self._checked = -math.inf
+        self._checking: asyncio.Task[None] | None = None
         self._enabled = False
 
     @property
@@ -82,21 +79,18 @@ class ApiKeys:
         return known[0]
 
     async def refresh(self) -> None:
-        """Forget what is remembered if any key was made or revoked.
+        """Forget what is remembered if any key was made, rotated or revoked.
+
+        Returns once a look at the database that began after the call has ended; callers at the same time share it.
 
         Raises:
             Unavailable: the database is out of reach.
         """
-        before, self._checked = self._checked, time.monotonic()
-        try:
-            version = await self._store.version()
-        except BaseException:
-            self._checked = before
-            raise
-        if version != self._version:
-            self._version = version
-            self._known.clear()
-        self._enabled = self._enabled or version[0] > 0
+        asked = time.monotonic()
+        while self._checked < asked:
+            if self._checking is None or self._checking.done():
+                self._checking = asyncio.create_task(self._check())
+            await asyncio.shield(self._checking)
 
     async def watch_for_first_key(self) -> None:
         """Return when a key exists."""
@@ -107,20 +101,23 @@ class ApiKeys:
             except ApplianceError as error:
                 log.warning("cannot look for API keys: %s", error)
 
+    async def _check(self) -> None:
+        began = time.monotonic()
+        version = await self._store.version()
+        if version != self._version:
+            self._version = version
+            self._known.clear()
+        self._enabled = self._enabled or version[0] > 0
+        self._checked = began
+
     async def _look_up(self, text: str, digest: bytes) -> tuple[Principal, float] | None:
         key_id = self._store.key_id_of(text)
         version = self._version
         stored = await self._store.find(key_id) if key_id else None
-        if stored is None or not hmac.compare_digest(stored.digest, digest.hex()) or not stored.valid_at(time.time()):
+        until = stored.good_until(digest.hex()) if stored else 0
+        if stored is None or not until:
             return None
-        principal = Principal(
-            id=_PRINCIPAL + stored.id,
-            tenant=stored.tenant,
-            key=stored.id,
-            scopes=frozenset(stored.scopes),
-            models=None if stored.models is None else frozenset(stored.models),
-        )
-        found = (principal, float("inf") if stored.expires_at is None else stored.expires_at)
+        found = (stored.principal(), until)
         if version == self._version:
             self._remember(digest, found)
         return found
@@ -129,24 +126,6 @@ class ApiKeys:
         if len(self._known) >= _REMEMBERED:
             del self._known[next(iter(self._known))]
         self._known[digest] = found
-
-
-class KeyScopes:
-    """Holds keys to their scopes, and every caller to their models.
-
-    ``inference`` is for models, ``files`` for files and vector stores, ``metrics`` for ``/metrics``, ``admin`` for the
-    rest, ``*`` for everything.
-    """
-
-    async def authorize(self, principal: Principal, action: str, resource: str) -> None:
-        """Raises Forbidden naming what is missing."""
-        if principal.models is not None and action == "models.use" and resource not in principal.models:
-            raise Forbidden(f"you may not use the model {resource}; GET /v1/models lists those you may", param="model")
-        if principal.scopes is None or "*" in principal.scopes:
-            return
-        needed = _scope_of(action)
-        if needed and needed not in principal.scopes:
-            raise Forbidden(f"this key lacks the scope {needed}; make one with keys create --scope {needed}")
 
 
 class Plugin:
@@ -164,11 +143,6 @@ class Plugin:
     def appliance_authenticators(self, settings: ApiKeysSettings, context: AppContext) -> Sequence[Authenticator]:
         """Keys as credentials."""
         return [self._shared(settings, context)]
-
-    @hookimpl
-    def appliance_authorizers(self) -> Sequence[Authorizer]:
-        """Scopes and models of keys."""
-        return [KeyScopes()]
 
     @hookimpl
     def appliance_lifespan(self, settings: ApiKeysSettings, context: AppContext) -> Lifespan:
@@ -211,12 +185,4 @@ def _credential(headers: Mapping[str, str]) -> str | None:
 
 def _refusal() -> Unauthenticated:
     """The same words for unknown, malformed, revoked and expired keys, and as the core has for none at all."""
-    return Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>")
-
-
-def _scope_of(action: str) -> str | None:
-    """The scope that an action needs; ``None`` if every valid key may do it."""
-    family = action.partition(".")[0]
-    if action in ("models.read", "docs.read"):
-        return None
-    return _SCOPES.get(family, "admin")
+    return Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>", challenge="invalid_token")

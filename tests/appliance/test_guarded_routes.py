@@ -6,7 +6,7 @@ import re
 
 import httpx
 import pytest
-from inline import Keys, provides
+from inline import Everything, Keys, provides
 from litestar import get
 from loopback import assert_openai_error, build_app, served_in_thread
 
@@ -21,7 +21,7 @@ ODD_PATHS = [
 ]  # fmt: skip
 
 
-@get("/plugin/x", sync_to_thread=False)
+@get("/plugin/x", opt={ACTION: "admin"}, sync_to_thread=False)
 def plugin_route() -> str:
     return "inner data"
 
@@ -109,7 +109,7 @@ def test_a_wrong_key_is_refused_before_the_body_is_read(client):
 
 
 def test_an_authenticator_that_is_not_enabled_guards_nothing(tmp_path):
-    keys = provides(authenticators=[Keys(enabled=False)])
+    keys = provides(authenticators=[Keys(enabled=False)], authorizers=[Everything()])
     app, _ = build_app(tmp_path, None, None, keys=keys)
     with served_in_thread(app) as url:
         assert httpx.get(f"{url}/v1/models").status_code == 200

@@ -11,7 +11,19 @@ from pathlib import Path
 import click
 import httpx
 import pytest
-from inline import GeneratorEngine, InputHook, Keys, Notebook, OutputHook, Slots, Spans, delta, engine_plugin, provides
+from inline import (
+    Everything,
+    GeneratorEngine,
+    InputHook,
+    Keys,
+    Notebook,
+    OutputHook,
+    Slots,
+    Spans,
+    delta,
+    engine_plugin,
+    provides,
+)
 from litestar import get
 from loopback import assert_openai_error
 
@@ -106,7 +118,7 @@ def test_hook_appliance_model_sources():
 
 
 async def test_hook_appliance_authenticators(box):
-    async with box(None, keys=provides(authenticators=[Keys()])) as b:
+    async with box(None, keys=provides(authenticators=[Keys()], authorizers=[Everything()])) as b:
         assert_openai_error(await b.chat(), 401)
         b.client.headers["authorization"] = "Bearer good"
         assert (await b.chat()).status_code == 200
@@ -122,7 +134,8 @@ async def test_hook_appliance_authenticators_are_asked_in_order_until_one_answer
         async def authenticate(self, headers):
             return None
 
-    async with box(None, a=provides(authenticators=[NotMine(), first]), b=provides(authenticators=[second])) as b:
+    mine = provides(authenticators=[NotMine(), first], authorizers=[Everything()])
+    async with box(None, a=mine, b=provides(authenticators=[second])) as b:
         b.client.headers["authorization"] = "Bearer one"
         assert (await b.chat()).status_code == 200
         b.client.headers["authorization"] = "Bearer two"
@@ -197,7 +210,8 @@ async def test_hook_appliance_routes(box):
     def motd() -> dict[str, str]:
         return {"text": "Good morning."}
 
-    async with box(None, motd=provides(routes=[motd]), keys=provides(authenticators=[Keys()])) as b:
+    keys = provides(authenticators=[Keys()], authorizers=[Everything()])
+    async with box(None, motd=provides(routes=[motd]), keys=keys) as b:
         assert (await b.client.get("/v1/motd")).json() == {"text": "Good morning."}
 
 

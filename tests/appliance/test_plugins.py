@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from distributions import offer  # noqa: F401 - a fixture
-from inline import Notebook, provides
+from inline import Everything, Keys, Notebook, provides
 from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from loopback import box as serve_box
@@ -220,15 +220,26 @@ def route(path: str, **opt: str) -> HTTPRouteHandler:
 
 def test_a_route_that_exists_already_is_refused(tmp_path):
     with pytest.raises(PluginError, match="plugin extra: the path /v1/models exists already"):
-        build_app(tmp_path, extra=provides(routes=[route("/v1/models")]))
+        build_app(tmp_path, extra=provides(routes=[route("/v1/models", action="admin")]))
+    same = [provides(routes=[route("/same", action="admin")]) for _ in range(2)]
     with pytest.raises(PluginError, match="plugin two: the path /same exists already"):
-        build_app(tmp_path, one=provides(routes=[route("/same")]), two=provides(routes=[route("/same")]))
+        build_app(tmp_path, one=same[0], two=same[1])
 
 
-def test_a_plugin_route_that_names_no_action_needs_admin(tmp_path):
-    handler = route("/extra")
-    build_app(tmp_path, extra=provides(routes=[handler]))
-    assert handler.opt[ACTION] == "admin"
+def test_B1_a_plugin_route_without_a_permission_or_with_an_unknown_one_stops_the_start(tmp_path):
+    with pytest.raises(PluginError, match=r"plugin extra: the route /extra names no permission; give it opt="):
+        build_app(tmp_path, extra=provides(routes=[route("/extra")]))
+    with pytest.raises(PluginError, match=r"plugin extra: the route /extra needs the unknown permission 'files.raed'"):
+        build_app(tmp_path, extra=provides(routes=[route("/extra", **{ACTION: "files.raed"})]))
+    for action in ("public", "admin"):
+        build_app(tmp_path, extra=provides(routes=[route("/extra", **{ACTION: action})]))
+
+
+def test_who_authenticates_callers_must_also_say_what_they_may_do(tmp_path):
+    with pytest.raises(ConfigError, match=r"plugins: keys finds out who calls.*list rbac under plugins"):
+        build_app(tmp_path, keys=provides(authenticators=[Keys()]))
+    build_app(tmp_path, keys=provides(authenticators=[Keys()]), rules=provides(authorizers=[Everything()]))
+    build_app(tmp_path, None, {"plugins": ["api_keys", "rbac"]})
 
 
 async def test_two_apps_in_one_process_share_nothing(tmp_path):

@@ -178,7 +178,7 @@ async def test_o35_outcomes_and_times_add_up_over_http():
 
 
 async def test_metrics_want_a_credential_like_all_other_routes(tmp_path):
-    config = {"plugins": ["api_keys", "prometheus"], "models": [], "plugin": {"api_keys": {"refresh": 0}}}
+    config = {"plugins": ["api_keys", "rbac", "prometheus"], "models": [], "plugin": {"api_keys": {"refresh": 0}}}
     app = make_app(config, folder=tmp_path)
     async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.get("/metrics")).status_code == 200
@@ -186,7 +186,7 @@ async def test_metrics_want_a_credential_like_all_other_routes(tmp_path):
 
         store = KeyStore(app.state.runtime.database)
         _, inference = await store.create(name="a", scopes=["inference"])
-        _, scraper = await store.create(name="b", scopes=["metrics"])
+        _, scraper = await store.create(name="b", roles=["operator"], scopes=["metrics"])
 
         async def guarded() -> bool:
             return (await client.get("/metrics")).status_code == 401

@@ -1,7 +1,7 @@
 """Who may call while nobody is asked for a key: no page from elsewhere on the web (G7)."""
 
 import pytest
-from inline import provides
+from inline import Everything, provides
 from loopback import assert_openai_error, box
 
 from appliance.plugin import Principal
@@ -53,6 +53,6 @@ async def test_local_pages_and_configured_origins_may_call(tmp_path, origin):
 
 
 async def test_with_a_key_any_host_name_is_served(tmp_path):
-    async with box(tmp_path, keys=provides(authenticators=[OneKey()])) as served:
+    async with box(tmp_path, keys=provides(authenticators=[OneKey()], authorizers=[Everything()])) as served:
         headers = {"host": "evil.example", "origin": "http://evil.example"}
         assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
