@@ -70,13 +70,14 @@ class Pipeline:
     async def authenticate(self, headers: Mapping[str, str], query: bytes = b"") -> Principal:
         """Find the caller; without any enabled authenticator everybody is ``anonymous``.
 
+        ``query`` is the raw query string, in which no credential may be.
+
         Raises:
             Unauthenticated: no authenticator knows the credential, or there is none.
+            InvalidCredentials: it came in a form that none may have.
         """
         try:
             principal = await self._identify(headers, query)
-        ``query`` is the raw query string, in which no credential may be.
-
         except (Unauthenticated, InvalidCredentials) as error:
             self.trail.turned_away(error)
             raise

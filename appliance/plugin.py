@@ -9,8 +9,8 @@ from __future__ import annotations
 from appliance.audit import AuditEvent, Auditor
 from appliance.cli_options import config_option, examples, json_option, print_json
 from appliance.config import Config, PriceConfig, Strict, convert
-from appliance.context import AppContext
 from appliance.config import load as load_config
+from appliance.context import AppContext
 from appliance.errors import (
     ApplianceError,
     BadRequest,
@@ -41,11 +41,11 @@ from appliance.errors import (
 from appliance.hookspecs import hookimpl
 from appliance.gauges import Gauge, Gauges
 from appliance.knowledge.filters import Attributes, Comparison, Compound, Filter, Scalar, matches
+from appliance.permissions import PERMISSIONS, ROLES, SCOPES, Reason, expand
 from appliance.pricing import cost, in_currency, price_of, to_units
 from appliance.processes.child import Child
 from appliance.protocols import (
     Admitter,
-from appliance.permissions import PERMISSIONS, ROLES, SCOPES, Reason, expand
     Authenticator,
     Authorizer,
     Chunker,
@@ -53,10 +53,10 @@ from appliance.permissions import PERMISSIONS, ROLES, SCOPES, Reason, expand
     EmbedderFactory,
     Engine,
     EngineFactory,
-    Generation,
-    HealthCheck,
     Explainer,
     Follower,
+    Generation,
+    HealthCheck,
     InputFilter,
     Lifespan,
     ModelSource,
@@ -74,6 +74,7 @@ from appliance.permissions import PERMISSIONS, ROLES, SCOPES, Reason, expand
 from appliance.sse import EventSplitter, encode, event_data
 from appliance.storage.keys import KeyStore, StoredKey
 from appliance.types import (
+    ANONYMOUS,
     Allowance,
     Call,
     CallRecord,
@@ -81,7 +82,6 @@ from appliance.types import (
     Document,
     Embeddings,
     Hit,
-    ANONYMOUS,
     ModelSpec,
     Passage,
     Principal,
@@ -101,6 +101,12 @@ from appliance.upstream import (
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, Message, message_text
 
 __all__ = [
+    "ANONYMOUS",
+    "PERMISSIONS",
+    "RESOURCE_METADATA",
+    "ROLES",
+    "SCOPES",
+    "Admission",
     "Admitter",
     "Allowance",
     "AppContext",
@@ -117,12 +123,6 @@ __all__ = [
     "ChatRequest",
     "Child",
     "Chunk",
-    "ANONYMOUS",
-    "PERMISSIONS",
-    "RESOURCE_METADATA",
-    "ROLES",
-    "SCOPES",
-    "Admission",
     "Chunker",
     "Comparison",
     "CompletionRequest",
@@ -142,6 +142,7 @@ __all__ = [
     "EngineTimeout",
     "EngineUnavailable",
     "EventSplitter",
+    "Explainer",
     "Filter",
     "Forbidden",
     "Generation",
@@ -162,7 +163,6 @@ __all__ = [
     "ModelSpec",
     "NotFound",
     "OutOfSpace",
-    "Explainer",
     "OutputFilter",
     "Parser",
     "Passage",
@@ -171,6 +171,7 @@ __all__ = [
     "Principal",
     "Progress",
     "RateLimited",
+    "Reason",
     "Recorder",
     "RequestError",
     "Reranker",
@@ -191,7 +192,6 @@ __all__ = [
     "UnsupportedFile",
     "Upstream",
     "UpstreamBroken",
-    "Reason",
     "UpstreamError",
     "UpstreamResponse",
     "UpstreamTimeout",
@@ -205,14 +205,14 @@ __all__ = [
     "encode",
     "event_data",
     "examples",
+    "expand",
     "hookimpl",
     "in_currency",
     "json_option",
+    "load_config",
     "matches",
     "message_text",
     "price_of",
     "print_json",
     "to_units",
 ]
-    "expand",
-    "load_config",

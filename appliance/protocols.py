@@ -14,8 +14,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from appliance.context import AppContext
 from appliance.knowledge.filters import Attributes, Filter
-from appliance.types import (
 from appliance.permissions import Reason
+from appliance.types import (
     Call,
     CallRecord,
     Chunk,
@@ -259,6 +259,15 @@ class Authorizer(Protocol):
 
 
 @runtime_checkable
+class Explainer(Protocol):
+    """What an authorizer may also be: one that can say why, for ``appliance check --explain``."""
+
+    def explain(self, principal: Principal, action: str, resource: str) -> Sequence[Reason]:
+        """What speaks for and against, a line each. It must agree with ``authorize``."""
+        ...
+
+
+@runtime_checkable
 class Admitter(Protocol):
     """Limits what runs at once."""
 
@@ -280,15 +289,6 @@ class InputFilter(Protocol):
 
     async def filter_passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
         """The retrieved passages that may be used, changed where need be."""
-@runtime_checkable
-class Explainer(Protocol):
-    """What an authorizer may also be: one that can say why, for ``appliance check --explain``."""
-
-    def explain(self, principal: Principal, action: str, resource: str) -> Sequence[Reason]:
-        """What speaks for and against, a line each. It must agree with ``authorize``."""
-        ...
-
-
 @runtime_checkable
 class Follower(Protocol):
     """A lease that watches its call, as to settle what it had reserved for it."""
