@@ -34,6 +34,7 @@ them into HTTP; anything outside this tree reaches a client as a generic 500.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -57,7 +58,7 @@ class RequestError(ApplianceError):
     """One request cannot be answered.
 
     ``status`` is the HTTP status, ``type`` and ``code`` the OpenAI error fields. ``param`` names the
-    offending field, ``retry_after`` is in seconds.
+    offending field, ``retry_after`` is in seconds, ``headers`` are further ones for the reply.
     """
 
     status: ClassVar[int] = 500
@@ -71,8 +72,10 @@ class RequestError(ApplianceError):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        self.headers: Mapping[str, str] = headers or {}
         self.param = param
         self.code = code or self.code
         self.retry_after = retry_after

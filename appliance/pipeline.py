@@ -23,6 +23,7 @@ import msgspec
 from appliance.admission import Admission, capped, metered
 from appliance.counting import counted, is_uncounted
 from appliance.credentials import check_form
+from appliance.admission import Admission, capped, metered
 from appliance.errors import ApplianceError, BadRequest, Forbidden, InvalidCredentials, RequestError, Unauthenticated
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever, file_search_tools
@@ -41,10 +42,14 @@ log = logging.getLogger("appliance.pipeline")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An accepted answer: iterate it for its chunks. ``call`` holds what was searched and found for it."""
+    """An accepted answer: iterate it for its chunks.
+
+    ``call`` holds what was searched and found for it; ``headers`` are what admitters want the reply to have.
+    """
 
     call: Call
     chunks: AsyncIterator[Chunk]
+    headers: Mapping[str, str]
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self.chunks
@@ -112,34 +117,46 @@ class Pipeline:
         """
         record = CallRecord(call=call)
         span = self.telemetry.start_call(call, template)
+        admissions: list[Admission] = []
         try:
             async with AsyncExitStack() as held:
                 await self.authorize(call.principal, "models.use", call.model)
-                await self._admit(call, record, held)
+                await self._admit(call, record, held, admissions)
+                for admission in admissions:
+                    call = capped(call, admission)
                 call = await self.filters.input(call)
                 call = await self._retrieve(call, span)
                 record.call = call
                 chunks = await self._generate(call, record, span, held)
+                chunks = _metered(chunks, record, admissions, held)
                 chunks = self.filters.output(call, chunks, held)
                 chunks = cited(call, chunks) if call.passages else chunks
-                yield Answer(call, await held.enter_async_context(aclosing(chunks)))  # type: ignore[type-var]
+                chunks = await held.enter_async_context(aclosing(chunks))  # type: ignore[type-var]
+                yield Answer(call, chunks, _headers(admissions))
         except (asyncio.CancelledError, GeneratorExit):
             record.outcome = "aborted"
             record.status = 499
             raise
         except BaseException as error:
             shown = self._failed(error, record, span)
+            if admissions and isinstance(shown, RequestError):
+                shown.headers = {**_headers(admissions), **shown.headers}
             if shown is error:
                 raise
             raise shown from error
         finally:
             await self._record(record, span)
 
-    async def _admit(self, call: Call, record: CallRecord, held: AsyncExitStack) -> None:
+    async def _admit(
+        self, call: Call, record: CallRecord, held: AsyncExitStack, admissions: list[Admission]
+    ) -> None:
+        """Enter every lease, and note what it grants."""
         began = time.perf_counter()
         try:
             for name, admitter in self.admitters:
-                await held.enter_async_context(_Lease(name, admitter, call, record))
+                admission = await held.enter_async_context(_Lease(name, admitter, call, record))
+                if admission is not None:
+                    admissions.append(admission)
         finally:
             record.queued = time.perf_counter() - began
 
@@ -213,6 +230,21 @@ class Pipeline:
                 log.exception("plugin %s failed in appliance_on_call_finished for request %s", name, record.call.id)
 
 
+def _headers(admissions: Sequence[Admission]) -> Mapping[str, str]:
+    return {name: value for admission in admissions for name, value in admission.headers.items()}
+
+
+def _metered(
+    chunks: AsyncIterator[Chunk], record: CallRecord, admissions: Sequence[Admission], held: AsyncExitStack
+) -> AsyncIterator[Chunk]:
+    """A stage for each admitter that grants a stream its tokens piece by piece; none where none does."""
+    for admission in admissions:
+        if record.call.stream and admission.output_tokens is not None and admission.more is not None:
+            chunks = metered(chunks, record, admission.output_tokens, admission.more)
+            held.push_async_exit(aclosing(chunks))  # type: ignore[type-var]
+    return chunks
+
+
 def _ending(step: TraceSpan) -> Callable[[object, BaseException | None, object], None]:
     """An exit for the stack of what is held: ends a step, as failed if an error comes by, also in mid-stream."""
 
@@ -237,9 +269,9 @@ class _Lease:
         if follow is not None:
             follow(record)
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Admission | None:
         try:
-            await self._lease.__aenter__()
+            return await self._lease.__aenter__()
         except ApplianceError:
             raise
         except Exception:

@@ -6,6 +6,7 @@ only what you need), structs new optional fields.
 
 from __future__ import annotations
 
+from appliance.admission import Admission
 from appliance.audit import AuditEvent, Auditor
 from appliance.cli_options import config_option, examples, json_option, print_json
 from appliance.config import Config, PriceConfig, Strict, convert
@@ -106,6 +107,7 @@ __all__ = [
     "RESOURCE_METADATA",
     "ROLES",
     "SCOPES",
+    "Admission",
     "Admission",
     "Admitter",
     "Allowance",

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from appliance.admission import Admission
 from appliance.context import AppContext
 from appliance.knowledge.filters import Attributes, Filter
 from appliance.permissions import Reason
@@ -271,9 +272,10 @@ class Explainer(Protocol):
 class Admitter(Protocol):
     """Limits what runs at once."""
 
-    def admit(self, call: Call) -> AbstractAsyncContextManager[None]:
+    def admit(self, call: Call) -> AbstractAsyncContextManager[Admission | None]:
         """A lease, held until the last byte is out or the client is gone. Raises RateLimited on entry.
 
+        What it gives on entry says which headers the reply gets and how long the answer may be; ``None`` says nothing.
         Entering may wait; a client that leaves meanwhile cancels it. The lease may be a ``Follower``.
         """
         ...

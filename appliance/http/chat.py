@@ -43,13 +43,15 @@ class ModelRoute(Route):
         """The last bytes go out after the context is left: whoever has seen them finds every lease given back."""
         call = self._call(scope, body, runtime)
         if not call.stream:
-            async with runtime.pipeline.answer(call, self.path) as chunks:
-                payload = await _only(chunks)
+            async with runtime.pipeline.answer(call, self.path) as answer:
+                payload = await _only(answer)
+            reply.add_headers(answer.headers)
             await reply.send_json(payload)
             return
-        async with runtime.pipeline.answer(call, self.path) as chunks:
+        async with runtime.pipeline.answer(call, self.path) as answer:
+            reply.add_headers(answer.headers)
             await reply.start_stream()
-            async for chunk in chunks:
+            async for chunk in answer:
                 await reply.send_piece(chunk.event)
         await reply.end_stream()
 

@@ -52,7 +52,7 @@ def problem(error: BaseException, realm: str = "appliance") -> Problem:
     """Turn an exception into status, body and headers."""
     shown = as_request_error(error)
     status = getattr(shown, "http_status", shown.status)
-    headers = {"content-type": JSON}
+    headers = {"content-type": JSON, **shown.headers}
     if shown.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(shown.retry_after)))
     if isinstance(shown, MethodNotAllowed):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -65,17 +66,21 @@ class Route(ABC):
 class Reply:
     """Writes one answer; knows whether it has begun."""
 
-    __slots__ = ("_id", "_send", "started")
+    __slots__ = ("_own", "_send", "started")
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
-        self._id = (b"x-request-id", request_id.encode("latin-1"))
+        self._own = [(b"x-request-id", request_id.encode("latin-1"))]
         self.started = False
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """More headers for an answer that has not begun, as those that admitters grant."""
+        self._own += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
     async def start_stream(self) -> None:
         """Commit to a stream."""
         self.started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, self._id]})
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *self._own]})
 
     async def send_piece(self, piece: bytes) -> None:
         """One event."""
@@ -88,7 +93,7 @@ class Reply:
     async def send_json(self, payload: bytes, status: int = 200) -> None:
         """A whole JSON answer."""
         self.started = True
-        headers = [JSON_HEADER, (b"content-length", b"%d" % len(payload)), self._id]
+        headers = [JSON_HEADER, (b"content-length", b"%d" % len(payload)), *self._own]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": payload, "more_body": False})
 
@@ -104,6 +109,6 @@ class Reply:
         """An error body with its status and headers."""
         self.started = True
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found.headers.items()]
-        headers += [(b"content-length", b"%d" % len(found.body)), self._id]
+        headers += [(b"content-length", b"%d" % len(found.body)), *self._own]
         await self._send({"type": "http.response.start", "status": found.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": found.body, "more_body": False})

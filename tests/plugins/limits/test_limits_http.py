@@ -13,7 +13,7 @@ MODELS = ("good", "timeout", "broken", "late", "halfway", "hooked", "cut")
 CONFIG = {
     "plugins": ["limits", "prometheus"],
     "models": [{"name": name, "engine": "scripted"} for name in MODELS],
-    "plugin": {"limits": {"max_concurrent_per_key": 2}, "prometheus": {"public": True}},
+    "plugin": {"limits": {"key": {"max_concurrent": 2}}, "prometheus": {"public": True}},
 }
 
 
@@ -83,7 +83,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("what", GROUPS)
-async def test_o32_two_places_are_free_after_three_times(client, what):
+async def test_O_32_two_places_are_free_after_three_times(client, what):
     for _ in range(3):
         await GROUPS[what](client)
 
@@ -96,7 +96,7 @@ async def test_o32_two_places_are_free_after_three_times(client, what):
     assert all("fine" in reply.text for reply in both)
 
 
-async def test_o32_a_true_429_says_when_to_come_back(client):
+async def test_O_32_a_true_429_says_when_to_come_back(client):
     async with (
         client.stream("POST", "/v1/chat/completions", json=body("halfway", stream=True)),
         client.stream("POST", "/v1/chat/completions", json=body("halfway", stream=True)),
