@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -21,6 +22,7 @@ from appliance.permissions import PERMISSIONS, ROLES, expand
 
 _ENV = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
 _SECRET = re.compile(r"key|secret|token|pass(?!_fields)|credential|authorization|bearer", re.IGNORECASE)
+_PLAIN_URL = re.compile(r"[A-Za-z0-9:/.\-_~%\[\]]+")
 _T = TypeVar("_T")
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -49,6 +51,8 @@ class ServerConfig(Strict, frozen=True):
     """Serve other machines although no authentication is set up."""
     allowed_hosts: tuple[str, ...] = ()
     """While nobody is asked for a key: further names that ``Host`` may hold; ``*`` allows all."""
+    client_certificate_header: str | None = None
+    """The header in which trusted proxies hand on the client's certificate; from others it is not read."""
 
 
 class PriceConfig(Strict, frozen=True):
@@ -88,6 +92,8 @@ class StoreConfig(Strict, frozen=True):
     """A vector store that exists from the first start, filled from files beside the configuration."""
 
     name: str
+    tenant: str = "default"
+    """Whose store it is."""
     paths: tuple[str, ...] = ()
     """File names or glob patterns, relative to the configuration file."""
 
@@ -125,6 +131,8 @@ class AuthConfig(Strict, frozen=True):
     """Who may call."""
 
     realm: str = "appliance"
+    resource: str | None = None
+    """How OAuth clients call this server: the base URL that they use, as ``https://ai.example.org/v1`` (RFC 9728)."""
     public_docs: bool = True
     """Serve the OpenAPI document without credentials."""
     roles: dict[str, tuple[str, ...]] = {}
@@ -163,8 +171,6 @@ class AuditConfig(Strict, frozen=True):
     """Seconds in which accepting one credential from one address makes one entry; refusing makes one every time."""
     retrieval: Literal["note", "write"] = "note"
     """``write``: passages are shown once the entry about them is on the disk; ``note``: it is within a second."""
-    query_secret: str | None = None
-    """Key of the hashes that stand for queries; default: a random one in ``data_dir/audit.key``."""
 
 
 class Config(Strict, frozen=True):
@@ -340,6 +346,17 @@ def _check(config: Config) -> None:
         raise ConfigError("data_dir: must name a folder")
     if not 0 <= config.server.port <= 65535:
         raise ConfigError("server.port: must be between 0 and 65535")
+    _check_resource(config.auth.resource)
+
+
+def _check_resource(resource: str | None) -> None:
+    """RFC 9728 section 1.2: an https URL without a fragment; plain http only for this machine. No query, for ours."""
+    parts = urlsplit(resource or "https://unset")
+    local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
+    if not (parts.scheme == "https" or local) or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError("auth.resource: must be the https URL that clients use, without ? and #")
+    if resource and not _PLAIN_URL.fullmatch(resource):
+        raise ConfigError("auth.resource: holds characters that do not belong into a URL; percent-encode them")
 
 
 def _check_models(config: Config) -> None:

@@ -33,7 +33,7 @@ from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.telemetry import NoTelemetry
 from appliance.trail import Trail
-from appliance.types import ANONYMOUS
+from appliance.types import Scope
 
 log = logging.getLogger("appliance")
 _T = TypeVar("_T")
@@ -112,13 +112,14 @@ class Runtime:
         directory = StoreDirectory(self.database)
         for model in self.models:
             try:
-                await directory.resolve(ANONYMOUS.tenant, model.vector_stores)
+                await directory.resolve(Scope(), model.vector_stores)
             except NotFound as error:
                 log.warning("model %s: its vector_stores name one that is not there: %s", model.name, error)
 
     async def stop(self) -> None:
         """Stop everything, in reverse; safe to call twice."""
         self.draining = True
+        await self.pipeline.settle()
         stops = [engine.stop() for engine in self.models.engines().values()]
         for result in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(result, BaseException):
@@ -135,8 +136,12 @@ class Runtime:
             found["worker"] = "is not ready"
         if self.draining:
             found["server"] = "is shutting down"
-        results = await asyncio.gather(*(_check(check) for check in self.health_checks.values()))
-        return found | {name: text for name, text in zip(self.health_checks, results, strict=True) if text}
+        checks = {"database": self._database_problem, **self.health_checks}
+        results = await asyncio.gather(*(_check(check) for check in checks.values()))
+        return found | {name: text for name, text in zip(checks, results, strict=True) if text}
+
+    async def _database_problem(self) -> None:
+        await self.database.ping()
 
 
 async def _or_start_error(start: Awaitable[None], what: str) -> None:
@@ -263,7 +268,7 @@ def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, con
         ),
         recorders=plugins.recorders(),
         telemetry=plugins.telemetry() or NoTelemetry(),
-        trail=Trail(context.audit, config.audit, config.data_path),
+        trail=Trail(context),
     )
 
 

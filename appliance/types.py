@@ -129,7 +129,9 @@ class CallRecord(msgspec.Struct, kw_only=True):
 
     Times are ``time.perf_counter`` seconds: ``first_token`` when the first token of a stream passed
     (``None`` for plain replies and streams without one), ``last_token`` when the last one did, ``tokens``
-    how many stream events carried output. ``queued`` is how many seconds the call waited to be admitted.
+    how many stream events carried output. ``queued`` is how many seconds the call waited to be admitted. ``asked`` is
+    true once an engine was given the call; ``produced`` the text of a stream so far, escaped as in JSON, where it is
+    kept to be counted should the engine's own count never come.
     """
 
     call: Call
@@ -139,6 +141,8 @@ class CallRecord(msgspec.Struct, kw_only=True):
     last_token: float | None = None
     tokens: int = 0
     queued: float = 0.0
+    asked: bool = False
+    produced: bytearray | None = None
     usage: Usage = Usage()
     finish_reasons: tuple[str, ...] = ()
     outcome: Outcome = "success"
@@ -201,6 +205,15 @@ class Embeddings(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
 
 
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """A text as a model reads it; ``max_model_len`` is how many tokens of prompt and answer the model takes."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
 class StoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of a document as a vector store keeps it.
 
@@ -221,10 +234,15 @@ class StoredChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """The server-made part of every vector query: rows of this tenant that one of these readers may see."""
+    """The server-made part of every vector query: rows of this tenant that one of these readers may see.
+
+    ``stores`` are the ids or names of the vector stores that the caller may reach, ``None`` is all; it has been checked
+    before a vector store is asked.
+    """
 
     tenant: str = "default"
     readers: tuple[str, ...] = ("*",)
+    stores: frozenset[str] | None = None
 
 
 class Hit(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 import loopback
 import oidc as oidc_provider
 import pytest
+from postgres import Postgres
 
 
 @pytest.fixture
@@ -24,6 +25,13 @@ def oidc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oidc_provider.Oid
     """A real OpenID provider for all tests. One that stops it, or counts its requests, uses ``oidc.started``."""
     with oidc_provider.started(tmp_path_factory.mktemp("oidc")) as provider:
         yield provider
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server; ``postgres.database()`` gives the URL of an empty database."""
+    with Postgres() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

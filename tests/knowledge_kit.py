@@ -78,9 +78,9 @@ class Stack:
         return store_id
 
     async def attach(self, store_id: str, file_id: str, tenant: str = "default", size: int = 100, **attributes) -> None:
-        async with self.database.session() as session:
+        async with self.database.tenant(tenant) as session:
             await store_files.attach(
-                session, tenant, store_id, file_id, attributes=attributes, chunk_size=size, chunk_overlap=0
+                session, store_id, file_id, attributes=attributes, chunk_size=size, chunk_overlap=0
             )
         self.knowledge.wake()
 

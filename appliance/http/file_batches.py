@@ -7,7 +7,7 @@ from litestar import Response
 from appliance.config import Config
 from appliance.errors import BadRequest
 from appliance.http.objects import AttachFile, CreateFileBatch, batch_object, store_file_object
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime
+from appliance.http.requests import HttpRequest, answer, listing, page_of, read_json, runtime, tenant_session
 from appliance.http.store_files import status_filter
 from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, store_id_of
 from appliance.storage import batches, store_files
@@ -18,13 +18,12 @@ _decode = decoder(CreateFileBatch)
 
 async def create_batch(request: HttpRequest) -> Response[bytes]:
     """``POST .../file_batches``: all files or, if one is unknown, none."""
-    ingestion, services, tenant = knowledge(request), runtime(request), principal(request).tenant
-    wanted = _files(await read_json(request, _decode), services.config)
-    store_id = store_id_of(request)
-    async with services.database.session() as session:
+    ingestion, store_id = knowledge(request), store_id_of(request)
+    wanted = _files(await read_json(request, _decode), runtime(request).config)
+    async with tenant_session(request) as session:
         for file, sizes in wanted.values():
-            await attach(session, tenant, store_id, file, sizes)
-        batch = batches.add(session, tenant, store_id, list(wanted))
+            await attach(session, store_id, file, sizes)
+        batch = batches.add(session, store_id, list(wanted))
         await session.flush()
         found = batch_object(batch, await batches.counts(session, batch))
     ingestion.wake()
@@ -33,18 +32,18 @@ async def create_batch(request: HttpRequest) -> Response[bytes]:
 
 async def get_batch(request: HttpRequest) -> Response[bytes]:
     """``GET .../file_batches/{batch_id}``."""
-    async with runtime(request).database.session(write=False) as session:
-        batch = await batches.get(session, principal(request).tenant, store_id_of(request), _batch_id(request))
+    async with tenant_session(request, write=False) as session:
+        batch = await batches.get(session, store_id_of(request), _batch_id(request))
         return answer(batch_object(batch, await batches.counts(session, batch)))
 
 
 async def cancel_batch(request: HttpRequest) -> Response[bytes]:
     """``POST .../file_batches/{batch_id}/cancel``: ends what is not done; what is done stays."""
-    ingestion, tenant, store_id = knowledge(request), principal(request).tenant, store_id_of(request)
-    async with runtime(request).database.session() as session:
-        batch = await batches.get(session, tenant, store_id, _batch_id(request))
+    ingestion, store_id = knowledge(request), store_id_of(request)
+    async with tenant_session(request) as session:
+        batch = await batches.get(session, store_id, _batch_id(request))
         batch.cancelled = True
-        await store_files.cancel(session, tenant, store_id, batch.file_ids)
+        await store_files.cancel(session, store_id, batch.file_ids)
         await session.flush()
         found = batch_object(batch, await batches.counts(session, batch))
     ingestion.wake()
@@ -53,11 +52,10 @@ async def cancel_batch(request: HttpRequest) -> Response[bytes]:
 
 async def list_batch_files(request: HttpRequest) -> Response[bytes]:
     """``GET .../file_batches/{batch_id}/files``."""
-    tenant, store_id, page = principal(request).tenant, store_id_of(request), page_of(request)
-    status = status_filter(request)
-    async with runtime(request).database.session(write=False) as session:
-        batch = await batches.get(session, tenant, store_id, _batch_id(request))
-        rows, more = await store_files.page(session, tenant, store_id, page, status=status, among=batch.file_ids)
+    store_id, page, status = store_id_of(request), page_of(request), status_filter(request)
+    async with tenant_session(request, write=False) as session:
+        batch = await batches.get(session, store_id, _batch_id(request))
+        rows, more = await store_files.page(session, store_id, page, status=status, among=batch.file_ids)
     return answer(listing([store_file_object(row) for row in rows], [row.file_id for row in rows], has_more=more))
 
 

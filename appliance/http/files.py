@@ -13,9 +13,8 @@ from sqlalchemy.exc import IntegrityError
 
 from appliance.errors import BadRequest, Conflict, NotFound, RetrievalUnavailable
 from appliance.http.objects import Deleted, file_object
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, runtime
+from appliance.http.requests import HttpRequest, answer, listing, page_of, runtime, tenant_session
 from appliance.http.uploads import Upload
-from appliance.runtime import Runtime
 from appliance.storage import files
 from appliance.storage.ids import new_id, now_us
 from appliance.storage.tables import File
@@ -35,7 +34,6 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
         await form.read(request.scope["headers"], request.receive)
         row = File(
             id=file_id,
-            tenant=principal(request).tenant,
             filename=form.filename or "",
             purpose=_purpose(form.fields),
             media_type=form.media_type,
@@ -46,7 +44,7 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
         try:
             await writer.commit(file_id)
             row.sha256 = writer.sha256
-            async with services.database.session() as session:
+            async with tenant_session(request) as session:
                 session.add(row)
         except BaseException:
             writer.discard()
@@ -58,8 +56,8 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
 async def list_files(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/files``."""
     wanted = page_of(request, MAX_FILES_PAGE)
-    async with runtime(request).database.session(write=False) as session:
-        rows, more = await files.page(session, principal(request).tenant, wanted, request.query_params.get("purpose"))
+    async with tenant_session(request, write=False) as session:
+        rows, more = await files.page(session, wanted, request.query_params.get("purpose"))
     return answer(listing([file_object(row) for row in rows], [row.id for row in rows], has_more=more))
 
 
@@ -85,35 +83,38 @@ async def download_file(request: HttpRequest) -> Stream:
 
 async def delete_file(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/files/{file_id}``: out of every vector store first, then the row, then the bytes."""
-    services, tenant = runtime(request), principal(request).tenant
     row = await _row(request)
-    await _detach(services, tenant, row.id)
-    await asyncio.to_thread(services.blobs.remove, row.id)
+    await _detach(request, row.id)
+    await asyncio.to_thread(runtime(request).blobs.remove, row.id)
     return answer(Deleted(id=row.id, object="file"))
 
 
-async def _detach(services: Runtime, tenant: str, file_id: str) -> None:
+async def _detach(request: HttpRequest, file_id: str) -> None:
     """Take a file out of its stores and delete its row; again if it was attached meanwhile."""
+    ingestion = runtime(request).knowledge
     for _ in range(_DELETE_TRIES):
-        async with services.database.session(write=False) as session:
-            store_ids = await files.stores_of(session, tenant, file_id)
-        if store_ids and services.knowledge is None:
+        async with tenant_session(request, write=False) as session:
+            store_ids = await files.stores_of(session, file_id)
+        if store_ids and ingestion is None:
             raise RetrievalUnavailable("the file is in a vector store and retrieval is off; set retrieval.vector_store")
         for store_id in store_ids:
-            if services.knowledge is not None:
-                await services.knowledge.remove_file(store_id, file_id)
+            if ingestion is not None:
+                await ingestion.remove_file(store_id, file_id)
         try:
-            async with services.database.session() as session:
-                await files.remove(session, tenant, file_id)
+            async with tenant_session(request) as session:
+                await files.remove(session, file_id)
         except IntegrityError:
             continue
         return
-    raise Conflict(f"file {file_id} is being attached again and again; delete it when that is over")
+    raise Conflict(
+        f"file {file_id} is in a vector store that you may not reach, or is being attached again and again; take it "
+        "out of the store first, or delete it when that is over"
+    )
 
 
 async def _row(request: HttpRequest) -> File:
-    async with runtime(request).database.session(write=False) as session:
-        return await files.get(session, principal(request).tenant, request.path_params["file_id"])
+    async with tenant_session(request, write=False) as session:
+        return await files.get(session, request.path_params["file_id"])
 
 
 def _purpose(fields: dict[str, str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -15,6 +16,7 @@ from appliance.http.errors import JSON
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
+    from appliance.storage.tenancy import TenantSession
     from appliance.types import Principal
 
 _T = TypeVar("_T")
@@ -30,6 +32,12 @@ def runtime(connection: ASGIConnection[Any, Any, Any, Any]) -> Runtime:
 def principal(request: HttpRequest) -> Principal:
     """The caller, as the app-wide guard found them."""
     return cast("Principal", request.scope["user"])
+
+
+def tenant_session(request: HttpRequest, *, write: bool = True) -> AbstractAsyncContextManager[TenantSession]:
+    """A transaction on what the caller may reach; the only way for a handler to the database."""
+    caller = principal(request)
+    return runtime(request).database.tenant(caller.tenant, stores=caller.stores, write=write)
 
 
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
@@ -115,3 +123,21 @@ def listing(items: list[Any], ids: list[str], *, has_more: bool) -> dict[str, An
         "last_id": ids[-1] if ids else None,
         "has_more": has_more,
     }
+
+
+def item_page(items: Sequence[Mapping[str, Any]], page: Page) -> dict[str, Any]:
+    """One page of a list that lies in memory whole, oldest first. Raises BadRequest for an unknown cursor."""
+    ordered = list(items) if page.order == "asc" else list(reversed(items))
+    ids = [item["id"] for item in ordered]
+    first = _place(ids, page.after, "after") + 1 if page.after is not None else 0
+    last = _place(ids, page.before, "before") if page.before is not None else len(ids)
+    start = first if page.before is None or page.after is not None else max(first, last - page.limit)
+    stop = min(last, start + page.limit)
+    more = stop < len(ids) if page.before is None else start > first
+    return listing(ordered[start:stop], ids[start:stop], has_more=more)
+
+
+def _place(ids: Sequence[str], cursor: str, name: str) -> int:
+    if cursor not in ids:
+        raise BadRequest(f"{name}: no object of this list has the id {cursor[:64]!r}", param=name)
+    return ids.index(cursor)

@@ -16,7 +16,7 @@ from appliance.http.objects import (
     UpdateStoreFile,
     store_file_object,
 )
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime
+from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime, tenant_session
 from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, store_id_of
 from appliance.knowledge.augment import scope_of
 from appliance.storage import files, store_files
@@ -33,18 +33,17 @@ async def attach_file(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_attach)
     check_keys(body.attributes, "attributes")
     sizes = chunk_sizes(body.chunking_strategy, services.config)
-    async with services.database.session() as session:
-        row = await attach(session, principal(request).tenant, store_id_of(request), body, sizes)
+    async with tenant_session(request) as session:
+        row = await attach(session, store_id_of(request), body, sizes)
     ingestion.wake()
     return answer(store_file_object(row))
 
 
 async def list_store_files(request: HttpRequest) -> Response[bytes]:
     """``GET .../files``, by ``filter`` of status if wanted."""
-    tenant, page = principal(request).tenant, page_of(request)
-    status = status_filter(request)
-    async with runtime(request).database.session(write=False) as session:
-        rows, more = await store_files.page(session, tenant, store_id_of(request), page, status=status)
+    page, status = page_of(request), status_filter(request)
+    async with tenant_session(request, write=False) as session:
+        rows, more = await store_files.page(session, store_id_of(request), page, status=status)
     return answer(listing([store_file_object(row) for row in rows], [row.file_id for row in rows], has_more=more))
 
 
@@ -73,8 +72,8 @@ async def detach_file(request: HttpRequest) -> Response[bytes]:
 async def store_file_content(request: HttpRequest) -> Response[bytes]:
     """``GET .../files/{file_id}/content``: the indexed text."""
     row = await _row(request)
-    async with runtime(request).database.session(write=False) as session:
-        upload = await files.get(session, row.tenant, row.file_id)
+    async with tenant_session(request, write=False) as session:
+        upload = await files.get(session, row.file_id)
     chunks = await knowledge(request).content(row.store_id, row.file_id, scope_of(principal(request)))
     return answer(
         FileContent(
@@ -95,6 +94,5 @@ def status_filter(request: HttpRequest) -> str | None:
 
 
 async def _row(request: HttpRequest) -> StoreFile:
-    tenant, file_id = principal(request).tenant, request.path_params["file_id"]
-    async with runtime(request).database.session(write=False) as session:
-        return await store_files.get(session, tenant, store_id_of(request), file_id)
+    async with tenant_session(request, write=False) as session:
+        return await store_files.get(session, store_id_of(request), request.path_params["file_id"])

@@ -7,7 +7,6 @@ from typing import Any
 
 from litestar import Response
 from msgspec import UNSET, UnsetType
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.config import Config, check_chunking
 from appliance.errors import BadRequest, ConfigError, RetrievalUnavailable
@@ -26,7 +25,7 @@ from appliance.http.objects import (
     VectorStoreObject,
     store_object,
 )
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime
+from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime, tenant_session
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import scope_of
 from appliance.knowledge.filters import parse_filter
@@ -34,6 +33,7 @@ from appliance.knowledge.ranking import parse_ranking
 from appliance.storage import store_files, stores
 from appliance.storage.ids import now
 from appliance.storage.tables import StoreFile, VectorStore
+from appliance.storage.tenancy import TenantSession
 from appliance.types import Passage, Search
 from appliance.wire import decoder
 
@@ -55,18 +55,17 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
     sizes = chunk_sizes(body.chunking_strategy, services.config)
     embedder = services.config.embedding_model()
     row = stores.new(
-        principal(request).tenant,
         body.name or "",
         embedder.name if embedder else None,
         description=body.description,
         metadata=body.metadata or {},
         expires_days=body.expires_after.days if body.expires_after else None,
     )
-    async with services.database.session() as session:
+    async with tenant_session(request) as session:
         session.add(row)
         await session.flush()
         for file_id in dict.fromkeys(body.file_ids or []):
-            await attach(session, row.tenant, row.id, AttachFile(file_id=file_id), sizes)
+            await attach(session, row.id, AttachFile(file_id=file_id), sizes)
         found = await _object(session, row)
     ingestion.wake()
     return answer(found)
@@ -74,8 +73,8 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
 
 async def list_stores(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/vector_stores``."""
-    async with runtime(request).database.session(write=False) as session:
-        rows, more = await stores.page(session, principal(request).tenant, page_of(request))
+    async with tenant_session(request, write=False) as session:
+        rows, more = await stores.page(session, page_of(request))
         counts = await stores.counts(session, [row.id for row in rows])
     found = [store_object(row, counts[row.id], now()) for row in rows]
     return answer(listing(found, [row.id for row in rows], has_more=more))
@@ -83,7 +82,7 @@ async def list_stores(request: HttpRequest) -> Response[bytes]:
 
 async def get_store(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/vector_stores/{vector_store_id}``."""
-    async with runtime(request).database.session(write=False) as session:
+    async with tenant_session(request, write=False) as session:
         return answer(await _object(session, await _row(session, request)))
 
 
@@ -92,7 +91,7 @@ async def update_store(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_update)
     if not isinstance(body.metadata, UnsetType):
         check_keys(body.metadata, "metadata")
-    async with runtime(request).database.session() as session:
+    async with tenant_session(request) as session:
         row = await _row(session, request)
         if body.name is not UNSET:
             row.name = body.name or ""
@@ -106,7 +105,7 @@ async def update_store(request: HttpRequest) -> Response[bytes]:
 
 async def delete_store(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/vector_stores/{vector_store_id}``: chunks, rows and jobs; the files stay."""
-    async with runtime(request).database.session(write=False) as session:
+    async with tenant_session(request, write=False) as session:
         row = await _row(session, request)
     await knowledge(request).remove_store(row.id)
     return answer(Deleted(id=row.id, object="vector_store.deleted"))
@@ -125,6 +124,7 @@ async def search_store(request: HttpRequest) -> Response[bytes]:
     )
     async with ClientWatch(request.receive):
         found = await knowledge(request).search(wanted, scope_of(principal(request)))
+    await runtime(request).pipeline.trail.shown(principal(request), "search", wanted, found)
     return answer(SearchResults(search_query=list(queries), data=[_result(passage) for passage in found]))
 
 
@@ -169,13 +169,10 @@ def check_keys(values: Mapping[str, Any] | None, where: str) -> None:
             )
 
 
-async def attach(
-    session: AsyncSession, tenant: str, store_id: str, file: AttachFile, sizes: tuple[int, int]
-) -> StoreFile:
+async def attach(session: TenantSession, store_id: str, file: AttachFile, sizes: tuple[int, int]) -> StoreFile:
     """Put a file into a store and queue its ingestion. Raises NotFound, Conflict."""
     return await store_files.attach(
         session,
-        tenant,
         store_id,
         file.file_id,
         attributes=file.attributes or {},
@@ -184,11 +181,11 @@ async def attach(
     )
 
 
-async def _row(session: AsyncSession, request: HttpRequest) -> VectorStore:
-    return await stores.get(session, principal(request).tenant, store_id_of(request))
+async def _row(session: TenantSession, request: HttpRequest) -> VectorStore:
+    return await stores.get(session, store_id_of(request))
 
 
-async def _object(session: AsyncSession, row: VectorStore) -> VectorStoreObject:
+async def _object(session: TenantSession, row: VectorStore) -> VectorStoreObject:
     return store_object(row, (await stores.counts(session, [row.id]))[row.id], now())
 
 

@@ -66,7 +66,7 @@ class Retriever:
         Raises:
             NotFound: a store does not exist for this caller. RetrievalUnavailable
         """
-        ids = await self._stores.resolve(call.principal.tenant, search.store_ids)
+        ids = await self._stores.resolve(scope_of(call.principal), search.store_ids)
         if not search.queries:
             return []
         found = await self._knowledge.search(msgspec.structs.replace(search, store_ids=ids), scope_of(call.principal))
@@ -100,7 +100,7 @@ def _is_search(tool: dict[str, Any]) -> bool:
 def scope_of(principal: Principal) -> Scope:
     """What a caller may see: everything public in their tenant, their own, and their groups'."""
     own = ("*", f"user:{principal.id}", *(f"group:{group}" for group in principal.groups))
-    return Scope(tenant=principal.tenant, readers=own)
+    return Scope(tenant=principal.tenant, readers=own, stores=principal.stores)
 
 
 def _read_tool(tools: list[dict[str, Any]]) -> FileSearch:

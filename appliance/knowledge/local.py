@@ -34,13 +34,12 @@ _T = TypeVar("_T")
 class LocalKnowledge:
     """``Knowledge`` over the configured vector store and embedders. The database must be started.
 
-    With ``run_jobs=False`` nothing is ingested. Without ``retrieval.vector_store`` only ``embed`` works.
+    Without ``retrieval.vector_store`` only ``embed`` works.
     """
 
-    def __init__(self, plugins: Plugins, context: AppContext, *, run_jobs: bool = True) -> None:
+    def __init__(self, plugins: Plugins, context: AppContext) -> None:
         self._plugins = plugins
         self._context = context
-        self._run_jobs = run_jobs
         self._embedders: dict[str, BatchingEmbedder] = {}
         self._backend: VectorStore | None = None
         self._searcher: Searcher | None = None
@@ -99,8 +98,8 @@ class LocalKnowledge:
     async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
         """See ``Knowledge``."""
         backend = _present(self._backend)
-        async with self._context.database.session(write=False) as session:
-            row = await store_files.get(session, scope.tenant, store_id, file_id)
+        async with self._context.database.tenant(scope.tenant, stores=scope.stores, write=False) as session:
+            row = await store_files.get(session, store_id, file_id)
         if row.status != "completed" or row.removing:
             raise Conflict(f"file {file_id} is {row.status}; its content is there once it is completed")
         found: list[StoredChunk] = []
@@ -176,10 +175,9 @@ class LocalKnowledge:
         indexer = self._indexer(self._backend)
         self._held.push_async_callback(indexer.parsers.stop)
         self._ingestor = Ingestor(database, self._backend, indexer, owner)
-        if self._run_jobs:
-            self._held.push_async_callback(self._ingestor.stop)
-            await self._ingestor.start()
-            await sweep_blobs(database, indexer.blobs)
+        self._held.push_async_callback(self._ingestor.stop)
+        await self._ingestor.start()
+        await sweep_blobs(database, indexer.blobs)
 
     def _indexer(self, backend: VectorStore) -> Indexer:
         config = self._context.config

@@ -50,9 +50,9 @@ class Searcher:
         dense, text = await asyncio.gather(self._dense(search, scope, rows), self._text(search, scope, rows))
         found = _collect(dense, text)
         scores = _scores(search, dense, text, found)
-        async with self.database.session(write=False) as session:
+        async with self.database.tenant(scope.tenant, write=False) as session:
             file_ids = {item.hit.chunk.file_id for item in found.values()}
-            names = await store_files.filenames(session, scope.tenant, rows.keys(), file_ids)
+            names = await store_files.filenames(session, rows.keys(), file_ids)
         passages = await self._reranked(search, _passages(scores, found, names))
         return [passage for passage in passages if passage.score >= search.score_threshold][: search.limit]
 
@@ -64,13 +64,13 @@ class Searcher:
         return await rerank(self.reranker, search.queries, best)
 
     async def _stores(self, search: Search, scope: Scope) -> dict[str, StoreRow]:
-        """The stores, checked against the tenant; one that never held a chunk has nothing to search."""
-        async with self.database.session(write=False) as session:
+        """The stores, if the caller may reach them all; one that never held a chunk has nothing to search."""
+        async with self.database.tenant(scope.tenant, stores=scope.stores, write=False) as session:
             ids = dict.fromkeys(search.store_ids)
-            rows = [await stores.get_usable(session, scope.tenant, store_id) for store_id in ids]
+            rows = [await stores.get_usable(session, store_id) for store_id in ids]
         stale = [row.id for row in rows if stores.is_stale(row)]
         if stale:
-            async with self.database.session() as session:
+            async with self.database.tenant(scope.tenant) as session:
                 await stores.touch(session, stale)
         return {row.id: row for row in rows if row.fingerprint is not None}
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_
 
 from appliance.config import Config, StoreConfig
 from appliance.errors import ApplianceError
@@ -26,7 +26,6 @@ from appliance.storage.ids import new_id, now_us
 from appliance.storage.tables import File, StoreFile, VectorStore
 
 log = logging.getLogger("appliance.seeds")
-TENANT = "default"
 PURPOSE = "configuration"
 """The purpose of files that the configuration brought; clients cannot give it."""
 WAIT_SECONDS = 120.0
@@ -67,24 +66,23 @@ class Seeder:
             )
 
     async def _under_way(self) -> int:
-        names = [store.name for store in self.config.retrieval.stores]
+        names = [(store.tenant, store.name) for store in self.config.retrieval.stores]
         query = select(func.count()).select_from(StoreFile).join(VectorStore, StoreFile.store_id == VectorStore.id)
-        query = query.where(
-            VectorStore.tenant == TENANT, VectorStore.name.in_(names), StoreFile.status == "in_progress"
-        )
+        query = query.where(tuple_(VectorStore.tenant, VectorStore.name).in_(names), StoreFile.status == "in_progress")
         async with self.database.session(write=False) as session:
             return await session.scalar(query) or 0
 
     async def _seed(self, wanted: StoreConfig) -> None:
-        store_id = await self._store(wanted.name)
-        present = await self._present(store_id)
+        tenant = wanted.tenant
+        store_id = await self._store(tenant, wanted.name)
+        present = await self._present(tenant, store_id)
         kept: set[str] = set()
         for path in await asyncio.to_thread(matching, Path(self.config.folder), wanted.paths):
             name = path.relative_to(Path(self.config.folder).resolve()).as_posix()[-255:]
             try:
                 digest = await asyncio.to_thread(_digest, path)
                 known = next((row.id for row in present if (row.filename, row.sha256) == (name, digest)), None)
-                kept.add(known or await self._add(store_id, path, name))
+                kept.add(known or await self._add(tenant, store_id, path, name))
             except OSError as error:
                 log.warning(
                     "store %s: %s cannot be read (%s); check its permissions", wanted.name, name, error.strerror
@@ -92,26 +90,26 @@ class Seeder:
                 kept.update(row.id for row in present if row.filename == name)
         for row in present:
             if row.id not in kept:
-                await self._remove(store_id, row.id)
+                await self._remove(tenant, store_id, row.id)
         self.knowledge.wake()
 
-    async def _store(self, name: str) -> str:
-        async with self.database.session() as session:
-            row = await stores.by_name(session, TENANT, name)
+    async def _store(self, tenant: str, name: str) -> str:
+        async with self.database.tenant(tenant) as session:
+            row = await stores.by_name(session, name)
             if row is None:
                 embedder = self.config.embedding_model()
-                row = stores.new(TENANT, name, embedder.name if embedder else None)
+                row = stores.new(name, embedder.name if embedder else None)
                 session.add(row)
         return row.id
 
-    async def _present(self, store_id: str) -> Sequence[File]:
+    async def _present(self, tenant: str, store_id: str) -> Sequence[File]:
         """The uploads of this store that came from here: those whose purpose says so."""
         query = select(File).join(StoreFile, StoreFile.file_id == File.id)
-        query = query.where(StoreFile.store_id == store_id, File.tenant == TENANT, File.purpose == PURPOSE)
-        async with self.database.session(write=False) as session:
+        query = query.where(StoreFile.store_id == store_id, File.purpose == PURPOSE)
+        async with self.database.tenant(tenant, write=False) as session:
             return (await session.scalars(query)).all()
 
-    async def _add(self, store_id: str, path: Path, name: str) -> str:
+    async def _add(self, tenant: str, store_id: str, path: Path, name: str) -> str:
         file_id = new_id("file-")
         with self.blobs.writer() as writer, path.open("rb") as source:
             while data := await asyncio.to_thread(source.read, _READ_BYTES):
@@ -119,7 +117,6 @@ class Seeder:
             await writer.commit(file_id)
         row = File(
             id=file_id,
-            tenant=TENANT,
             filename=name,
             purpose=PURPOSE,
             media_type=mimetypes.guess_type(name)[0],
@@ -128,12 +125,11 @@ class Seeder:
             created_us=now_us(),
         )
         retrieval = self.config.retrieval
-        async with self.database.session() as session:
+        async with self.database.tenant(tenant) as session:
             session.add(row)
             await session.flush()
             await store_files.attach(
                 session,
-                TENANT,
                 store_id,
                 file_id,
                 attributes={},
@@ -142,12 +138,12 @@ class Seeder:
             )
         return file_id
 
-    async def _remove(self, store_id: str, file_id: str) -> None:
+    async def _remove(self, tenant: str, store_id: str, file_id: str) -> None:
         await self.knowledge.remove_file(store_id, file_id)
-        async with self.database.session() as session:
-            if await files.stores_of(session, TENANT, file_id):
+        async with self.database.tenant(tenant) as session:
+            if await files.stores_of(session, file_id):
                 return  # a client attached it elsewhere
-            await files.remove(session, TENANT, file_id)
+            await files.remove(session, file_id)
         self.blobs.remove(file_id)
 
 

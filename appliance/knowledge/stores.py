@@ -1,4 +1,4 @@
-"""Finds vector stores by id or name, for one tenant."""
+"""Finds vector stores by id or name, among those that a caller may reach."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from appliance.errors import NotFound
 from appliance.storage import stores
 from appliance.storage.database import Database
+from appliance.types import Scope
 
 PREFIX = "vs_"
 
@@ -17,14 +18,14 @@ class StoreDirectory:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def resolve(self, tenant: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Ids in the same order, each once. Raises NotFound for a name that no store of the tenant has."""
+    async def resolve(self, scope: Scope, names: Sequence[str]) -> tuple[str, ...]:
+        """Ids in the same order, each once. Raises NotFound for a name that no store within reach has."""
         if all(name.startswith(PREFIX) for name in names):
             return tuple(dict.fromkeys(names))
-        async with self._database.session(write=False) as session:
+        async with self._database.tenant(scope.tenant, stores=scope.stores, write=False) as session:
             found: dict[str, None] = {}
             for name in names:
-                store = None if name.startswith(PREFIX) else await stores.by_name(session, tenant, name)
+                store = None if name.startswith(PREFIX) else await stores.by_name(session, name)
                 if store is None and not name.startswith(PREFIX):
                     raise NotFound(
                         f"no vector store has the name or id {name[:64]!r}; GET /v1/vector_stores lists them",

@@ -1,4 +1,4 @@
-"""The metadata database: SQLite by default, any SQLAlchemy async URL otherwise.
+"""The metadata database: SQLite by default, PostgreSQL for several replicas.
 
 On SQLite a write transaction takes its lock at once (``BEGIN IMMEDIATE``): the server and the worker share
 the file, and a lock asked for in the middle of a transaction can fail without waiting. A commit returns
@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, event, inspect, make_url, select, text
+from sqlalchemy import URL, Column, Connection, MetaData, String, Table, event, inspect, make_url, select, text
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
-from appliance.errors import ConfigError, OutOfSpace, StartError, Unavailable
+from appliance.errors import BadRequest, ConfigError, OutOfSpace, RequestError, StartError, Unavailable
 from appliance.storage.tables import Base
+from appliance.storage.tenancy import TenantSession
 
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
@@ -28,8 +29,17 @@ if TYPE_CHECKING:
 HEAD = "0006"
 """The schema revision this code works with; the newest file in ``migrations/versions``."""
 BUSY_SECONDS = 15.0
+"""How long a statement waits for a lock that another transaction holds."""
+STATEMENT_SECONDS = 60.0
+CONNECT_SECONDS = 10.0
+_MIGRATION_LOCK = 7_214_160_512_009
+"""PostgreSQL's advisory lock that one process holds while it changes the schema; the number means nothing."""
 _VERSIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 _FULL = ("database or disk is full", "No space left", "disk quota")
+_OUT_OF_REACH = ("08", "25P0", "28", "3D", "40", "53", "55P03", "57")
+"""SQLSTATEs, by their beginnings, of what another try may not meet: PostgreSQL's appendix A."""
+_DISK_FULL, _NUL_CHARACTER = "53100", "22021"
+_Session = TypeVar("_Session", bound=AsyncSession)
 
 
 class Database:
@@ -63,25 +73,48 @@ class Database:
         self._engine = self._writer = None
 
     @asynccontextmanager
-    async def session(self, *, write: bool = True) -> AsyncIterator[AsyncSession]:
-        """A transaction: committed at the end of the block, rolled back if it raises.
+    async def tenant(
+        self, tenant: str, *, stores: frozenset[str] | None = None, write: bool = True
+    ) -> AsyncIterator[TenantSession]:
+        """A transaction in which one tenant's rows are all there is; otherwise as ``session``.
 
-        ``write=False`` lets reads go on beside a writer; a statement that writes must not be in it.
+        ``stores`` narrows it further to the vector stores of these ids or names, ``None`` does not.
+        """
+        info = {"tenant": tenant, "stores": stores}
+        async with self._transaction(
+            lambda bind: TenantSession(bind, expire_on_commit=False, info=info), write
+        ) as made:
+            yield made
+
+    @asynccontextmanager
+    async def session(self, *, write: bool = True) -> AsyncIterator[AsyncSession]:
+        """A transaction over all tenants, for the worker and the command line; requests use ``tenant``.
+
+        It is committed at the end of the block and rolled back if that raises. ``write=False`` lets reads go on beside
+        a writer; a statement that writes must not be in it.
 
         Raises:
             OutOfSpace: the disk is full.
             Unavailable: the database is locked for too long, or out of reach.
+            BadRequest: a text holds a character that the database cannot keep.
         """
+        async with self._transaction(lambda bind: AsyncSession(bind, expire_on_commit=False), write) as made:
+            yield made
+
+    @asynccontextmanager
+    async def _transaction(self, make: Callable[[AsyncConnection], _Session], write: bool) -> AsyncIterator[_Session]:
         engine = self._writer if write else self._engine
         if engine is None:
             raise Unavailable("the database is not open; try again in a moment", retry_after=1)
         try:
-            async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
-                yield session
-        except OperationalError as error:
-            raise _translated(error) from error
-        except PoolTimeoutError as error:
-            raise Unavailable("the database has too many callers; try again", retry_after=1) from error
+            async with AsyncExitStack() as held:
+                connection = await _connect(engine, held)
+                async with make(connection) as session, session.begin():
+                    yield session
+        except DBAPIError as error:
+            if translated := _translated(error):
+                raise translated from error
+            raise
 
     async def ping(self) -> None:
         """Raise ``Unavailable`` unless the database answers."""
@@ -107,8 +140,22 @@ def _revision(connection: Connection) -> str | None:
     return found or ""
 
 
+async def _connect(engine: AsyncEngine, held: AsyncExitStack) -> AsyncConnection:
+    """By itself, since what a driver raises here need not be SQLAlchemy's. Raises Unavailable."""
+    try:
+        return await held.enter_async_context(engine.connect())
+    except OSError as error:
+        raise Unavailable("the database is out of reach; try again", retry_after=1) from error
+    except PoolTimeoutError as error:
+        raise Unavailable("the database has too many callers; try again", retry_after=1) from error
+
+
 def _bring_up_to_date(connection: Connection) -> None:
     """Make a new schema at once, or migrate an old one; another process may have been faster."""
+    if connection.dialect.name == "postgresql":
+        for statement in ("SET LOCAL statement_timeout = 0", "SET LOCAL lock_timeout = 0"):
+            connection.execute(text(statement))
+        connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _MIGRATION_LOCK})
     present = _revision(connection)
     if present is None:
         Base.metadata.create_all(connection)
@@ -125,10 +172,8 @@ def _engine(url: str) -> AsyncEngine:
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
             _make_file(parsed.database)
-        options: dict[str, Any] = (
-            {"connect_args": {"timeout": BUSY_SECONDS}} if parsed.get_backend_name() == "sqlite" else {}
-        )
-        engine = create_async_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite", **options)
+        # What statements hold would come out with the errors that the log shows.
+        engine = create_async_engine(parsed, hide_parameters=True, **_options(parsed))
     except NoSuchModuleError as error:
         raise ConfigError(f"database: {error}; use sqlite+aiosqlite:// or postgresql+asyncpg://") from error
     except ModuleNotFoundError as error:
@@ -139,6 +184,17 @@ def _engine(url: str) -> AsyncEngine:
         event.listen(engine.sync_engine, "connect", _set_up_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
+
+
+def _options(url: URL) -> dict[str, Any]:
+    if url.get_backend_name() == "sqlite":
+        return {"connect_args": {"timeout": BUSY_SECONDS}}
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if url.drivername == "postgresql+asyncpg":
+        waits = {"statement_timeout": STATEMENT_SECONDS, "lock_timeout": BUSY_SECONDS}
+        settings = {name: f"{round(seconds * 1000)}" for name, seconds in waits.items()}
+        options["connect_args"] = {"timeout": CONNECT_SECONDS, "server_settings": settings}
+    return options
 
 
 def _make_file(database: str | None) -> None:
@@ -165,16 +221,28 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(connection.get_execution_options().get("appliance_begin", "BEGIN"))
 
 
-def _translated(error: OperationalError) -> OutOfSpace | Unavailable:
-    if any(words in str(error.orig) for words in _FULL):
+def _translated(error: DBAPIError) -> RequestError | None:
+    """What a caller is told; ``None`` for what is a fault of ours."""
+    state = _sqlstate(error)
+    if state == _DISK_FULL or any(words in str(error.orig) for words in _FULL):
         return OutOfSpace("the disk that holds the database is full; free some space")
-    return Unavailable("the database is busy or out of reach; try again", retry_after=1)
+    if state == _NUL_CHARACTER:
+        return BadRequest("a text holds a NUL character, which cannot be kept; remove it")
+    if isinstance(error, OperationalError) or error.connection_invalidated or state.startswith(_OUT_OF_REACH):
+        return Unavailable("the database is busy or out of reach; try again", retry_after=1)
+    return None
+
+
+def _sqlstate(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or ""
 
 
 def _reason(error: Exception) -> str:
-    cause = error.orig if isinstance(error, DBAPIError) else error
+    cause: BaseException | None = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full"
-    if isinstance(cause, sqlite3.Error) or not isinstance(error, DBAPIError):
+    if isinstance(error, DBAPIError) and _sqlstate(error):
+        cause = error.orig and error.orig.__cause__  # the server's own words, without SQLAlchemy's
+    if isinstance(cause, sqlite3.Error) or not isinstance(error, DBAPIError) or _sqlstate(error):
         return " ".join(str(cause).split())
-    return type(cause).__name__  # a server's message may repeat its URL with the password
+    return type(cause).__name__  # another driver's message may repeat its URL with the password

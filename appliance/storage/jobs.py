@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage.ids import now
@@ -159,8 +159,3 @@ async def due(session: AsyncSession) -> bool:
     """Whether a claim would find something; a read, so that an idle worker writes nothing."""
     query = select(Job.id).where(Job.not_before <= now(), Job.lease_expires <= now()).limit(1)
     return await session.scalar(query) is not None
-
-
-async def waiting(session: AsyncSession) -> int:
-    """How many jobs there are, running ones included."""
-    return await session.scalar(select(func.count()).select_from(Job)) or 0

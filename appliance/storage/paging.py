@@ -9,7 +9,7 @@ from sqlalchemy import Select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from appliance.errors import BadRequest
+from appliance.errors import NotFound
 
 _T = TypeVar("_T")
 Order = tuple[InstrumentedAttribute[int], InstrumentedAttribute[str]]
@@ -43,8 +43,8 @@ class PageRequest(Protocol):
 async def fetch(session: AsyncSession, query: Select[_T], order: Order, page: PageRequest) -> tuple[Sequence[_T], bool]:
     """One page of ``query``, and whether more rows follow in the direction of travel.
 
-    ``query`` must already hold the tenant and the parent; the cursors are looked up inside it, so that an id from
-    elsewhere tells nothing. Raises BadRequest for a cursor that is not in the list.
+    ``query`` must already hold the parent; the cursors are looked up inside it, so that an id from elsewhere tells
+    nothing. Raises NotFound for a cursor that is not in the list.
     """
     forward = page.order == "asc"
     for name, cursor, past in (("after", page.after, forward), ("before", page.before, not forward)):
@@ -63,5 +63,5 @@ async def fetch(session: AsyncSession, query: Select[_T], order: Order, page: Pa
 async def _place(session: AsyncSession, query: Select[Any], order: Order, cursor: str, name: str) -> Any:
     found = (await session.execute(query.with_only_columns(*order).where(order[1] == cursor))).first()
     if found is None:
-        raise BadRequest(f"{name}: no object of this list has the id {cursor[:64]!r}", param=name)
+        raise NotFound(f"{name}: no object of this list has the id {cursor[:64]!r}", param=name)
     return tuple_(*found)

@@ -12,11 +12,11 @@ from appliance.errors import NotFound
 from appliance.storage import files, paging, stores
 from appliance.storage.ids import now_us
 from appliance.storage.tables import File, Job, StoreFile
+from appliance.storage.tenancy import TenantSession
 
 
 async def attach(
-    session: AsyncSession,
-    tenant: str,
+    session: TenantSession,
     store_id: str,
     file_id: str,
     *,
@@ -26,21 +26,20 @@ async def attach(
 ) -> StoreFile:
     """Put a file into a store and queue its ingestion; a file that is in it already stays as it is.
 
-    The write transaction is exclusive on SQLite, and the primary key decides elsewhere, so that two
-    attachments at once make one row.
+    The store is locked, so that two attachments at once make one row and none comes after a removal; the file so that
+    it is not deleted meanwhile.
 
     Raises:
         NotFound: no such store or file. Conflict: the store has expired or is being deleted.
     """
-    store = await stores.get_usable(session, tenant, store_id)
-    await files.get(session, tenant, file_id)
-    if existing := await _find(session, tenant, store_id, file_id):
+    store = await stores.get_usable(session, store_id, lock=True)
+    await files.get(session, file_id, keep=True)
+    if existing := await find(session, store_id, file_id):
         return existing
     moment = now_us()
     row = StoreFile(
         store_id=store_id,
         file_id=file_id,
-        tenant=tenant,
         version=moment,
         status="in_progress",
         attributes=dict(attributes),
@@ -54,27 +53,22 @@ async def attach(
     )
     session.add(row)
     await session.flush()
-    session.add(
-        Job(
-            tenant=tenant, store_id=store_id, file_id=file_id, version=moment, attempts=0, not_before=0, lease_expires=0
-        )
-    )
+    session.add(Job(store_id=store_id, file_id=file_id, version=moment, attempts=0, not_before=0, lease_expires=0))
     await stores.touch(session, [store.id])
     return row
 
 
-async def get(session: AsyncSession, tenant: str, store_id: str, file_id: str) -> StoreFile:
+async def get(session: TenantSession, store_id: str, file_id: str) -> StoreFile:
     """One file of a store. Raises NotFound for an unknown store or file."""
-    await stores.get(session, tenant, store_id)
-    found = await _find(session, tenant, store_id, file_id)
+    await stores.get(session, store_id)
+    found = await find(session, store_id, file_id)
     if found is None:
         raise NotFound(f"vector store {store_id} holds no file {file_id[:64]!r}", param="file_id")
     return found
 
 
 async def page(
-    session: AsyncSession,
-    tenant: str,
+    session: TenantSession,
     store_id: str,
     wanted: paging.PageRequest,
     *,
@@ -82,8 +76,8 @@ async def page(
     among: Collection[str] | None = None,
 ) -> tuple[Sequence[StoreFile], bool]:
     """A page of a store's files; ``among`` limits it to a batch. Raises NotFound for an unknown store."""
-    await stores.get(session, tenant, store_id)
-    query = select(StoreFile).where(StoreFile.store_id == store_id, StoreFile.tenant == tenant)
+    await stores.get(session, store_id)
+    query = select(StoreFile).where(StoreFile.store_id == store_id)
     if status is not None:
         query = query.where(StoreFile.status == status)
     if among is not None:
@@ -92,10 +86,15 @@ async def page(
 
 
 async def filenames(
-    session: AsyncSession, tenant: str, store_ids: Collection[str], file_ids: Collection[str]
+    session: TenantSession, store_ids: Collection[str], file_ids: Collection[str]
 ) -> dict[tuple[str, str], str]:
     """File names by store and file id; only of files that are whole and not being removed."""
-    query = _visible(tenant).where(StoreFile.store_id.in_(store_ids), StoreFile.file_id.in_(file_ids))
+    query = (
+        select(StoreFile.store_id, StoreFile.file_id, File.filename)
+        .join(File, File.id == StoreFile.file_id)
+        .where(StoreFile.status == "completed", StoreFile.removing.is_(False))
+        .where(StoreFile.store_id.in_(store_ids), StoreFile.file_id.in_(file_ids))
+    )
     return {(row.store_id, row.file_id): row.filename for row in await session.execute(query)}
 
 
@@ -123,31 +122,15 @@ async def being_removed(session: AsyncSession) -> Sequence[tuple[str, str]]:
     return [(store_id, file_id) for store_id, file_id in await session.execute(query)]
 
 
-async def cancel(session: AsyncSession, tenant: str, store_id: str, file_ids: Collection[str]) -> None:
+async def cancel(session: TenantSession, store_id: str, file_ids: Collection[str]) -> None:
     """End the ingestion of those files that are not done. Their jobs stay: the worker cleans up by them."""
-    rows = (StoreFile.store_id == store_id, StoreFile.tenant == tenant, StoreFile.file_id.in_(file_ids))
+    rows = (StoreFile.store_id == store_id, StoreFile.file_id.in_(file_ids))
     await session.execute(update(StoreFile).where(*rows, StoreFile.status == "in_progress").values(status="cancelled"))
 
 
 async def find(session: AsyncSession, store_id: str, file_id: str) -> StoreFile | None:
-    """A file of a store whatever its tenant, for the worker."""
+    """A file of a store, if it is there."""
     return await session.get(StoreFile, (store_id, file_id))
-
-
-async def _find(session: AsyncSession, tenant: str, store_id: str, file_id: str) -> StoreFile | None:
-    return await session.scalar(
-        select(StoreFile).where(
-            StoreFile.store_id == store_id, StoreFile.file_id == file_id, StoreFile.tenant == tenant
-        )
-    )
-
-
-def _visible(tenant: str) -> Any:
-    return (
-        select(StoreFile.store_id, StoreFile.file_id, File.filename)
-        .join(File, File.id == StoreFile.file_id)
-        .where(StoreFile.tenant == tenant, StoreFile.status == "completed", StoreFile.removing.is_(False))
-    )
 
 
 def _one(statement: Any, store_id: str, file_id: str) -> Any:

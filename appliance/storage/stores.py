@@ -1,4 +1,4 @@
-"""Rows of vector stores. Every function takes the tenant; another tenant's id is as unknown as none at all."""
+"""Rows of vector stores. In a tenant's session another tenant's id is as unknown as none at all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from appliance.errors import Conflict, NotFound
 from appliance.storage import paging
 from appliance.storage.ids import new_id, now, now_us
 from appliance.storage.tables import StoreFile, VectorStore
+from appliance.storage.tenancy import TenantSession
 
 _TOUCH_SECONDS = 60
 """A search moves ``last_active_at`` at most this often: it must not cost a disk write each."""
@@ -34,7 +35,6 @@ class Counts:
 
 
 def new(
-    tenant: str,
     name: str,
     embedder: str | None,
     *,
@@ -42,10 +42,9 @@ def new(
     metadata: Mapping[str, str] | None = None,
     expires_days: int | None = None,
 ) -> VectorStore:
-    """A row for a new store, which the model named ``embedder`` will fill."""
+    """A row for a new store, which the model named ``embedder`` will fill; its tenant is the session's."""
     return VectorStore(
         id=new_id("vs_"),
-        tenant=tenant,
         name=name,
         description=description,
         labels=dict(metadata or {}),
@@ -57,9 +56,9 @@ def new(
     )
 
 
-async def get(session: AsyncSession, tenant: str, store_id: str) -> VectorStore:
-    """One store. Raises NotFound."""
-    found = await session.scalar(select(VectorStore).where(VectorStore.id == store_id, VectorStore.tenant == tenant))
+async def get(session: TenantSession, store_id: str, *, lock: bool = False) -> VectorStore:
+    """One store. ``lock`` keeps others from changing or locking it until the transaction ends. Raises NotFound."""
+    found = await session.get(VectorStore, store_id, with_for_update=lock or None)
     if found is None:
         raise NotFound(
             f"no vector store has the id {store_id[:64]!r}; GET /v1/vector_stores lists them", param="vector_store_id"
@@ -67,9 +66,9 @@ async def get(session: AsyncSession, tenant: str, store_id: str) -> VectorStore:
     return found
 
 
-async def get_usable(session: AsyncSession, tenant: str, store_id: str) -> VectorStore:
+async def get_usable(session: TenantSession, store_id: str, *, lock: bool = False) -> VectorStore:
     """One store that takes files and answers searches. Raises NotFound; Conflict if it expired or is being deleted."""
-    store = await get(session, tenant, store_id)
+    store = await get(session, store_id, lock=lock)
     if store.removing:
         raise Conflict(f"vector store {store.id} is being deleted; repeat the DELETE if it does not go")
     if store.expires_at is not None and store.expires_at <= now():
@@ -77,21 +76,18 @@ async def get_usable(session: AsyncSession, tenant: str, store_id: str) -> Vecto
     return store
 
 
-async def by_name(session: AsyncSession, tenant: str, name: str) -> VectorStore | None:
+async def by_name(session: TenantSession, name: str) -> VectorStore | None:
     """The oldest store of that name."""
-    query = select(VectorStore).where(
-        VectorStore.tenant == tenant, VectorStore.name == name, VectorStore.removing.is_(False)
-    )
+    query = select(VectorStore).where(VectorStore.name == name, VectorStore.removing.is_(False))
     return await session.scalar(query.order_by(VectorStore.created_us).limit(1))
 
 
-async def page(session: AsyncSession, tenant: str, wanted: paging.PageRequest) -> tuple[Sequence[VectorStore], bool]:
+async def page(session: TenantSession, wanted: paging.PageRequest) -> tuple[Sequence[VectorStore], bool]:
     """A page of the tenant's stores, and whether more follow."""
-    query = select(VectorStore).where(VectorStore.tenant == tenant)
-    return await paging.fetch(session, query, (VectorStore.created_us, VectorStore.id), wanted)
+    return await paging.fetch(session, select(VectorStore), (VectorStore.created_us, VectorStore.id), wanted)
 
 
-async def counts(session: AsyncSession, store_ids: Collection[str]) -> Mapping[str, Counts]:
+async def counts(session: TenantSession, store_ids: Collection[str]) -> Mapping[str, Counts]:
     """File counts and bytes of several stores, from the rows themselves, so that they cannot drift."""
     found = {store_id: Counts() for store_id in store_ids}
     query = (

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from appliance.storage.tables import audit, sessions, usage
-from appliance.storage.tables.base import Base
+from appliance.storage.tables.base import Base, Tenanted
 from appliance.storage.tables.documents import File, FileBatch, Job, StoreFile, VectorStore
 from appliance.storage.tables.keys import ApiKey
 
-__all__ = ["ApiKey", "Base", "File", "FileBatch", "Job", "StoreFile", "VectorStore", "audit", "sessions", "usage"]
+__all__ = [
+    "ApiKey",
+    "Base",
+    "File",
+    "FileBatch",
+    "Job",
+    "StoreFile",
+    "Tenanted",
+    "VectorStore",
+    "audit",
+    "sessions",
+    "usage",
+]

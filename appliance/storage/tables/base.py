@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, MetaData
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy import JSON, MetaData, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 _NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -20,3 +20,9 @@ class Base(DeclarativeBase):
 
     metadata = MetaData(naming_convention=_NAMES)
     type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON}  # noqa: RUF012 - SQLAlchemy's declared form
+
+
+class Tenanted:
+    """Mixin of the tables whose rows belong to a tenant: ``Database.tenant`` keeps each tenant to its own rows."""
+
+    tenant: Mapped[str] = mapped_column(String(255))

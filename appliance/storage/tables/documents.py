@@ -1,6 +1,6 @@
 """Files, vector stores and ingestion jobs.
 
-Every table carries the tenant; times are whole seconds, ``created_us`` microseconds (it orders pages).
+Every row belongs to a tenant; times are whole seconds, ``created_us`` microseconds (it orders pages).
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from appliance.storage.tables.base import Base
+from appliance.storage.tables.base import Base, Tenanted
 
 
-class File(Base):
+class File(Tenanted, Base):
     """An uploaded file; its bytes lie in the blob store under the same id."""
 
     __tablename__ = "files"
     __table_args__ = (Index(None, "tenant", "created_us"),)
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(255))
     filename: Mapped[str] = mapped_column(String(255))
     """A label only: never part of a path."""
     purpose: Mapped[str] = mapped_column(String(64))
@@ -41,14 +40,13 @@ class File(Base):
     created_us: Mapped[int] = mapped_column(BigInteger)
 
 
-class VectorStore(Base):
+class VectorStore(Tenanted, Base):
     """A vector store. What embeds it is recorded by the first ingestion and kept from then on."""
 
     __tablename__ = "vector_stores"
     __table_args__ = (Index(None, "tenant", "created_us"),)
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(255))
     name: Mapped[str] = mapped_column(String(256))
     description: Mapped[str | None] = mapped_column(Text)
     labels: Mapped[dict[str, Any]] = mapped_column("metadata", JSON)
@@ -67,7 +65,7 @@ class VectorStore(Base):
         return None if self.expires_days is None else self.last_active_at + self.expires_days * 86_400
 
 
-class StoreFile(Base):
+class StoreFile(Tenanted, Base):
     """A file in a vector store. ``version`` tells one attachment from a later one of the same file."""
 
     __tablename__ = "vector_store_files"
@@ -77,7 +75,6 @@ class StoreFile(Base):
         String(64), ForeignKey("vector_stores.id", ondelete="CASCADE"), primary_key=True
     )
     file_id: Mapped[str] = mapped_column(String(64), ForeignKey("files.id"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(255))
     version: Mapped[int] = mapped_column(BigInteger)
     status: Mapped[str] = mapped_column(String(16), default="in_progress")
     """``in_progress``, ``completed``, ``cancelled`` or ``failed``."""
@@ -95,20 +92,19 @@ class StoreFile(Base):
     created_us: Mapped[int] = mapped_column(BigInteger)
 
 
-class FileBatch(Base):
+class FileBatch(Tenanted, Base):
     """Files attached to a vector store by one request."""
 
     __tablename__ = "file_batches"
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     store_id: Mapped[str] = mapped_column(String(64), ForeignKey("vector_stores.id", ondelete="CASCADE"), index=True)
-    tenant: Mapped[str] = mapped_column(String(255))
     file_ids: Mapped[list[str]] = mapped_column(JSON)
     cancelled: Mapped[bool] = mapped_column(Boolean, default=False)
     created_us: Mapped[int] = mapped_column(BigInteger)
 
 
-class Job(Base):
+class Job(Tenanted, Base):
     """An ingestion to be done. The row goes when it is done; a worker holds it by a lease that runs out."""
 
     __tablename__ = "jobs"
@@ -123,7 +119,6 @@ class Job(Base):
     )
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
-    tenant: Mapped[str] = mapped_column(String(255))
     store_id: Mapped[str] = mapped_column(String(64))
     file_id: Mapped[str] = mapped_column(String(64))
     version: Mapped[int] = mapped_column(BigInteger)

@@ -75,10 +75,13 @@ async def test_lists_come_in_pages_newest_first(client) -> None:
     assert [file.id for file in page.data] == [made[4], made[3]]
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "order=up", "after=file-unknown", "before=file-unknown"])
-async def test_a_bad_paging_parameter_is_named(raw, query: str) -> None:
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("limit=0", 400), ("limit=x", 400), ("order=up", 400), ("after=file-unknown", 404), ("before=file-unknown", 404)],
+)
+async def test_a_bad_paging_parameter_is_named(raw, query: str, status: int) -> None:
     answer = await raw.get(f"/v1/files?{query}")
-    assert answer.status_code == 400
+    assert answer.status_code == status
     assert answer.json()["error"]["param"] == query.partition("=")[0]
 
 

@@ -202,8 +202,8 @@ async def test_files_are_sealed_in_groups_and_completed_only_then(made, monkeypa
     seals, original = [], made.backend.seal
 
     async def seal(collection):
-        async with made.database.session(write=False) as session:
-            rows, _ = await store_files.page(session, "default", store, _Everything())
+        async with made.database.tenant("default", write=False) as session:
+            rows, _ = await store_files.page(session, store, _Everything())
         seals.append(sum(row.status == "completed" for row in rows))
         await original(collection)
 
@@ -263,7 +263,7 @@ async def test_a_cancelled_file_stops_and_is_cleaned_up(tmp_path) -> None:
             await made.attach(store, file)
         await until(lambda: _embedding(made))
         async with made.database.session() as session:
-            await store_files.cancel(session, "default", store, files)
+            await store_files.cancel(session, store, files)
         made.knowledge.wake()
 
         async def clean() -> bool:

@@ -16,8 +16,8 @@ async def seed(made: Stack, *paths: str) -> str:
     seeder = Seeder(config, made.database, made.blobs, made.knowledge)
     await seeder.run()
     await seeder.wait()
-    async with made.database.session(write=False) as session:
-        return (await stores.by_name(session, "default", "handbook")).id
+    async with made.database.tenant("default", write=False) as session:
+        return (await stores.by_name(session, "handbook")).id
 
 
 async def texts(made: Stack, store: str, query: str) -> set[tuple[str, str]]:

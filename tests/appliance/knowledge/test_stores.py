@@ -20,38 +20,32 @@ from appliance.types import Scope, Search
 
 async def test_names_become_ids_and_ids_stay(tmp_path) -> None:
     async with stack(tmp_path) as made:
-        async with made.database.session() as session:
-            row, foreign = stores.new("default", "handbook", "words"), stores.new("other", "theirs", "words")
-            session.add_all([row, foreign])
+        row, foreign = stores.new("handbook", "words"), stores.new("theirs", "words")
+        for tenant, store in (("default", row), ("other", foreign)):
+            async with made.database.tenant(tenant) as session:
+                session.add(store)
         directory = StoreDirectory(made.database)
-        assert await directory.resolve("default", ["vs_x", "handbook", row.id, "vs_x"]) == ("vs_x", row.id)
+        assert await directory.resolve(Scope(), ["vs_x", "handbook", row.id, "vs_x"]) == ("vs_x", row.id)
         for name in ("theirs", "unknown"):
             with pytest.raises(NotFound, match=name):
-                await directory.resolve("default", [name])
+                await directory.resolve(Scope(), [name])
 
 
-async def queued(made: Stack, **values: object) -> tuple[str, str]:
-    """A file whose job no worker has seen."""
+async def queued(folder, **values: object) -> tuple[str, str]:
+    """A file whose job no worker has seen, for none runs yet."""
+    made = Stack(folder, ScriptedEmbedder(), "memory")
+    await made.database.start()
+    made.blobs.start()
     store, file = await made.make_store(), await made.upload("zebrafinch")
     await made.attach(store, file)
     async with made.database.session() as session:
         await session.execute(update(Job).values(**values))
+    await made.database.stop()
     return store, file
 
 
-@pytest.fixture
-async def idle(tmp_path):
-    """A stack whose worker loop does not run."""
-    made = Stack(tmp_path, ScriptedEmbedder(), "memory")
-    made.knowledge = LocalKnowledge(made.plugins, made.context, run_jobs=False)
-    await made.start()
-    yield made
-    await made.stop()
-
-
-async def test_a_file_that_keeps_ending_the_worker_fails_in_the_end(tmp_path, idle) -> None:
-    store, file = await queued(idle, attempts=jobs.MAX_ATTEMPTS)
-    await idle.stop()
+async def test_a_file_that_keeps_ending_the_worker_fails_in_the_end(tmp_path) -> None:
+    store, file = await queued(tmp_path, attempts=jobs.MAX_ATTEMPTS)
     async with stack(tmp_path) as made:
         row = await made.settled(store, file)
     assert (row.status, row.error_code) == ("failed", "server_error")
@@ -59,9 +53,8 @@ async def test_a_file_that_keeps_ending_the_worker_fails_in_the_end(tmp_path, id
 
 
 @pytest.mark.slow
-async def test_a_lease_of_another_worker_is_respected_until_it_runs_out(tmp_path, idle) -> None:
-    store, file = await queued(idle, owner="another", lease_expires=now() + 3)
-    await idle.stop()
+async def test_a_lease_of_another_worker_is_respected_until_it_runs_out(tmp_path) -> None:
+    store, file = await queued(tmp_path, owner="another", lease_expires=now() + 3)
     async with stack(tmp_path) as made:
         assert (await made.row(store, file)).status == "in_progress"
         async with made.database.session(write=False) as session:

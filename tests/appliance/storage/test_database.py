@@ -1,11 +1,13 @@
-"""The database: schema, durability settings, two writers at once."""
+"""The database: schema, durability settings, two writers at once; on SQLite and on PostgreSQL."""
 
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect, select, text
+from sqlalchemy import inspect, make_url, select, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from appliance.errors import ConfigError, StartError, Unavailable
 from appliance.storage import database as module
@@ -14,7 +16,7 @@ from appliance.storage.ids import now_us
 from appliance.storage.tables import Base, File
 
 
-def url(path) -> str:
+def sqlite(path) -> str:
     return f"sqlite+aiosqlite:///{path / 'db' / 'appliance.db'}"
 
 
@@ -30,7 +32,17 @@ def a_file(number: int) -> File:
     )
 
 
-def test_the_migrations_make_exactly_the_tables_that_the_code_declares(tmp_path) -> None:
+async def in_a_transaction(url: str, function) -> None:
+    """Run a function of a connection, as the migrations are run."""
+    if url.startswith("sqlite"):
+        Path(make_url(url).database).parent.mkdir(exist_ok=True)
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        await connection.run_sync(function)
+    await engine.dispose()
+
+
+async def test_the_migrations_make_exactly_the_tables_that_the_code_declares(url) -> None:
     from alembic import command
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
@@ -38,8 +50,7 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_declares(tmp_path)
 
     from appliance.storage.migrations.run import settings, upgrade
 
-    engine = create_engine(f"sqlite:///{tmp_path / 'appliance.db'}")
-    with engine.begin() as connection:
+    def migrate(connection) -> None:
         upgrade(connection)
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
@@ -47,39 +58,36 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_declares(tmp_path)
         assert set(inspect(connection).get_table_names()) == {*Base.metadata.tables, "alembic_version"}
         command.downgrade(settings(connection), "base")
         assert set(inspect(connection).get_table_names()) == {"alembic_version"}
-    engine.dispose()
+
+    await in_a_transaction(url, migrate)
 
 
-async def test_a_new_database_is_made_at_the_newest_revision(tmp_path) -> None:
-    database = Database(url(tmp_path))
-    await database.start()
+async def test_a_new_database_is_made_at_the_newest_revision(database) -> None:
     async with database.session(write=False) as session:
         assert await session.scalar(text("SELECT version_num FROM alembic_version")) == HEAD
-    await database.stop()
 
 
-async def test_an_old_database_is_migrated_at_the_start(tmp_path) -> None:
+async def test_an_old_database_is_migrated_at_the_start(url) -> None:
     from alembic import command
 
     from appliance.storage.migrations.run import settings, upgrade
 
-    (tmp_path / "db").mkdir()
-    engine = create_engine(f"sqlite:///{tmp_path / 'db' / 'appliance.db'}")
-    with engine.begin() as connection:
+    def make_old(connection) -> None:
         upgrade(connection)
         command.downgrade(settings(connection), "base")
-    engine.dispose()
-    database = Database(url(tmp_path))
+
+    await in_a_transaction(url, make_old)
+    database = Database(url)
     await database.start()
     async with database.session() as session:
         session.add(a_file(1))
     await database.stop()
 
 
-def test_a_start_needs_no_alembic(tmp_path) -> None:
+def test_a_start_needs_no_alembic(url) -> None:
     code = (
         "import asyncio, sys\nfrom appliance.storage.database import Database\n"
-        f"async def main():\n d = Database({url(tmp_path)!r})\n await d.start()\n await d.ping()\n await d.stop()\n"
+        f"async def main():\n d = Database({url!r})\n await d.start()\n await d.ping()\n await d.stop()\n"
         "asyncio.run(main())\nassert 'alembic' not in sys.modules"
     )
     for _ in range(2):
@@ -87,16 +95,16 @@ def test_a_start_needs_no_alembic(tmp_path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-async def test_two_processes_may_make_the_schema_at_once(tmp_path) -> None:
-    databases = [Database(url(tmp_path)) for _ in range(4)]
+async def test_two_processes_may_make_the_schema_at_once(url) -> None:
+    databases = [Database(url) for _ in range(4)]
     await asyncio.gather(*(database.start() for database in databases))
     for database in databases:
         await database.ping()
         await database.stop()
 
 
-async def test_a_newer_database_stops_the_start_with_the_fix(tmp_path) -> None:
-    database = Database(url(tmp_path))
+async def test_a_newer_database_stops_the_start_with_the_fix(url) -> None:
+    database = Database(url)
     await database.start()
     async with database.session() as session:
         await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -107,7 +115,7 @@ async def test_a_newer_database_stops_the_start_with_the_fix(tmp_path) -> None:
 
 
 async def test_commits_wait_for_the_disk_and_foreign_keys_hold(tmp_path) -> None:
-    database = Database(url(tmp_path))
+    database = Database(sqlite(tmp_path))
     await database.start()
     async with database.session() as session:
         found = [
@@ -118,7 +126,7 @@ async def test_commits_wait_for_the_disk_and_foreign_keys_hold(tmp_path) -> None
 
 
 async def test_nobody_else_can_read_the_database(tmp_path) -> None:
-    database = Database(url(tmp_path))
+    database = Database(sqlite(tmp_path))
     await database.start()
     async with database.session() as session:
         session.add(a_file(1))
@@ -127,8 +135,8 @@ async def test_nobody_else_can_read_the_database(tmp_path) -> None:
     assert modes == {0o600}
 
 
-async def test_two_writers_wait_for_each_other_instead_of_failing(tmp_path) -> None:
-    one, other = Database(url(tmp_path)), Database(url(tmp_path))
+async def test_two_writers_wait_for_each_other_instead_of_failing(url) -> None:
+    one, other = Database(url), Database(url)
     await one.start()
     await other.start()
 
@@ -144,10 +152,7 @@ async def test_two_writers_wait_for_each_other_instead_of_failing(tmp_path) -> N
     await other.stop()
 
 
-async def test_an_exception_takes_the_whole_block_back(tmp_path) -> None:
-    database = Database(url(tmp_path))
-    await database.start()
-
+async def test_an_exception_takes_the_whole_block_back(database) -> None:
     async def fail() -> None:
         async with database.session() as session:
             session.add(a_file(1))
@@ -158,12 +163,11 @@ async def test_an_exception_takes_the_whole_block_back(tmp_path) -> None:
         await fail()
     async with database.session(write=False) as session:
         assert await session.get(File, "file-1") is None
-    await database.stop()
 
 
-async def test_a_lock_held_for_too_long_is_a_503(tmp_path, monkeypatch) -> None:
+async def test_a_lock_held_for_too_long_is_a_503(url, monkeypatch) -> None:
     monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
-    one, other = Database(url(tmp_path)), Database(url(tmp_path))
+    one, other = Database(url), Database(url)
     await one.start()
     await other.start()
     async with one.session() as session:
@@ -171,7 +175,7 @@ async def test_a_lock_held_for_too_long_is_a_503(tmp_path, monkeypatch) -> None:
         await session.flush()
         with pytest.raises(Unavailable):
             async with other.session() as second:
-                second.add(a_file(2))
+                second.add(a_file(1))
     await one.stop()
     await other.stop()
 
@@ -185,4 +189,4 @@ async def test_a_url_that_is_none_is_a_configuration_error(bad: str) -> None:
 async def test_a_folder_that_cannot_be_made_stops_the_start(tmp_path) -> None:
     (tmp_path / "db").write_text("a file where the folder should be")
     with pytest.raises(StartError, match="data_dir"):
-        await Database(url(tmp_path)).start()
+        await Database(sqlite(tmp_path)).start()

@@ -1,0 +1,171 @@
+"""A tenant's session: another tenant's rows are not there, whatever the query (O-38, B2)."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import delete, exists, func, insert, select, text, update
+from sqlalchemy.orm import aliased
+
+from appliance.errors import Forbidden, NotFound
+from appliance.storage import batches, files, jobs, store_files, stores
+from appliance.storage.database import Database
+from appliance.storage.ids import now_us
+from appliance.storage.tables import Base, File, FileBatch, Job, StoreFile, Tenanted, VectorStore
+
+MODELS = [mapper.class_ for mapper in Base.registry.mappers]
+TENANTED = [model for model in MODELS if issubclass(model, Tenanted)]
+
+
+def a_file(file_id: str) -> File:
+    return File(id=file_id, filename="a.txt", purpose="assistants", bytes=1, sha256="", created_us=now_us())
+
+
+async def fill(database: Database, tenant: str) -> tuple[str, str, str]:
+    """A store with a file, a job and a batch in a tenant; their ids."""
+    async with database.tenant(tenant) as session:
+        store = stores.new(f"store of {tenant}", "words")
+        session.add_all([store, a_file(f"file-{tenant}")])
+        await session.flush()
+        await store_files.attach(session, store.id, f"file-{tenant}", attributes={}, chunk_size=100, chunk_overlap=0)
+        batch = batches.add(session, store.id, [f"file-{tenant}"])
+    return store.id, f"file-{tenant}", batch.id
+
+
+@pytest.fixture
+async def theirs(database: Database) -> tuple[str, str, str]:
+    """Ids of tenant b; tenant a has as much."""
+    await fill(database, "a")
+    return await fill(database, "b")
+
+
+def test_every_table_with_a_tenant_is_kept_to_it() -> None:
+    assert {File, VectorStore, StoreFile, FileBatch, Job} <= set(TENANTED)
+    for model in MODELS:
+        assert ("tenant" in model.__table__.columns) == issubclass(model, Tenanted), model
+
+
+async def test_b2_no_form_of_query_shows_rows_of_another_tenant(database, theirs) -> None:
+    store, file, batch = theirs
+    other = aliased(StoreFile)
+    async with database.tenant("a", write=False) as session:
+        for model in (File, VectorStore, StoreFile, FileBatch, Job):
+            assert {row.tenant for row in await session.scalars(select(model))} == {"a"}
+            assert await session.scalar(select(func.count()).select_from(model)) == 1
+            assert (await session.scalars(select(model.tenant))).all() == ["a"]
+            assert {row.tenant for row in await session.scalars(select(aliased(model)))} == {"a"}
+        for model, key in ((File, file), (VectorStore, store), (StoreFile, (store, file)), (FileBatch, batch)):
+            assert await session.get(model, key) is None
+        joined = select(File.id, other.tenant, VectorStore.tenant).join(other, other.file_id == File.id)
+        assert (await session.execute(joined.join(VectorStore, VectorStore.id == other.store_id))).all() == [
+            ("file-a", "a", "a")
+        ]
+        pairs = select(File.id, VectorStore.tenant).join(VectorStore, VectorStore.id != File.id)
+        assert (await session.execute(pairs)).all() == [("file-a", "a")]
+        inner = select(File.id).where(File.id == file)
+        assert await session.scalar(select(exists(inner))) is False
+        assert (await session.scalars(select(File.id).where(File.id.in_(inner)))).all() == []
+        assert (await session.scalars(select(inner.subquery().c.id))).all() == []
+        listed = select(StoreFile.file_id).where(StoreFile.store_id == store)
+        assert (await session.scalars(listed.union(select(File.id)))).all() == ["file-a"]
+
+
+async def test_b2_updates_and_deletes_touch_no_row_of_another_tenant(database, theirs) -> None:
+    async with database.tenant("a") as session:
+        await session.execute(update(File).values(filename="changed"))
+        await session.execute(update(File).where(File.id == theirs[1]).values(filename="changed"))
+        await session.execute(delete(Job))
+        await session.execute(delete(FileBatch).where(FileBatch.id == theirs[2]))
+    async with database.tenant("b", write=False) as session:
+        assert (await files.get(session, theirs[1])).filename == "a.txt"
+        assert await session.scalar(select(func.count()).select_from(Job)) == 1
+        assert (await batches.get(session, theirs[0], theirs[2])).tenant == "b"
+    async with database.tenant("a", write=False) as session:
+        assert (await session.scalars(select(File.filename))).all() == ["changed"]
+        assert await session.scalar(select(func.count()).select_from(Job)) == 0
+
+
+STATEMENTS = {
+    "text": text("SELECT id FROM files"),
+    "text as rows": select(File).from_statement(text("SELECT * FROM files")),
+    "a bare table": select(File.__table__.c.id),
+    "a bare table's delete": delete(File.__table__),
+    "an insert by values": insert(File).values(id="file-x", tenant="b"),
+}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_b2_what_cannot_be_kept_to_the_tenant_is_refused(database, theirs, name: str) -> None:
+    with pytest.raises(RuntimeError, match="tenant's session"):
+        async with database.tenant("a") as session:
+            await session.execute(STATEMENTS[name])
+
+
+async def test_b2_a_session_gives_out_neither_its_connection_nor_updates_by_key(database, theirs) -> None:
+    async with database.tenant("a") as session:
+        with pytest.raises(RuntimeError, match="tenant's session"):
+            await session.connection()
+        with pytest.raises(RuntimeError, match="tenant's session"):
+            await session.execute(update(File), [{"id": theirs[1], "filename": "changed"}])
+
+
+async def test_b3_new_rows_get_the_tenant_and_no_other_can_be_given(database, theirs) -> None:
+    async with database.tenant("a") as session:
+        session.add(a_file("file-new"))
+    foreign = a_file("file-foreign")
+    foreign.tenant = "b"
+    with pytest.raises(RuntimeError, match="another tenant"):
+        async with database.tenant("a") as session:
+            session.add(foreign)
+    with pytest.raises(RuntimeError, match="another tenant"):
+        async with database.tenant("a") as session:
+            (await files.get(session, "file-new")).tenant = "b"
+    async with database.tenant("b", write=False) as session:
+        stolen = await files.get(session, theirs[1])
+    with pytest.raises(RuntimeError, match="another tenant"):
+        async with database.tenant("a") as session:
+            await session.delete(stolen)
+    async with database.session(write=False) as session:
+        found = await session.execute(select(File.id, File.tenant).order_by(File.id))
+        assert found.all() == [("file-a", "a"), ("file-b", "b"), ("file-new", "a")]
+
+
+@pytest.mark.parametrize("by", ["id", "name"])
+async def test_a_caller_kept_to_some_stores_reaches_no_other_of_the_tenant(database, by: str) -> None:
+    mine, _, mine_batch = await fill(database, "a")
+    other, file, batch = mine, "file-a", mine_batch
+    async with database.tenant("a") as session:
+        row = stores.new("allowed", "words")
+        session.add(row)
+        await session.flush()
+        await store_files.attach(session, row.id, file, attributes={}, chunk_size=100, chunk_overlap=0)
+    allowed = frozenset({row.id if by == "id" else "allowed"})
+    async with database.tenant("a", stores=allowed, write=False) as session:
+        assert (await session.scalars(select(VectorStore.id))).all() == [row.id]
+        assert await files.stores_of(session, file) == [row.id]
+        assert await stores.by_name(session, "store of a") is None
+        assert (await files.get(session, file)).id == file
+        for reached in (
+            stores.get(session, other),
+            store_files.get(session, other, file),
+            batches.get(session, other, batch),
+        ):
+            with pytest.raises(NotFound):
+                await reached
+    with pytest.raises(Forbidden, match="certain vector stores"):
+        async with database.tenant("a", stores=allowed) as session:
+            session.add(stores.new("another", "words"))
+
+
+async def test_the_same_place_in_two_tenants_is_counted_apart(database) -> None:
+    """The bound parameter is made anew for each session: no cached statement keeps a tenant."""
+    for tenant in ("a", "b", "c"):
+        await fill(database, tenant)
+    for _ in range(3):
+        for tenant in ("a", "b", "c"):
+            async with database.tenant(tenant, write=False) as session:
+                assert (await session.scalars(select(File.id))).all() == [f"file-{tenant}"]
+
+
+async def test_the_worker_sees_the_jobs_of_all_tenants(database, theirs) -> None:
+    async with database.session() as session:
+        assert {work.tenant for work in await jobs.claim(session, "worker", 10)} == {"a", "b"}
