@@ -162,10 +162,13 @@ class Pipeline:
 
     async def _retrieve(self, call: Call, span: TraceSpan) -> Call:
         """Search, filter what was found, put it before the model."""
+        wished = bool(file_search_tools(call.request))
         if self.retriever is None:
-            if file_search_tools(call.request):
+            if wished:
                 raise BadRequest("documents are not searched here; set retrieval.vector_store", param="tools")
             return call
+        if wished:  # the stores that a model is bound to are part of the model
+            await self.authorize(call.principal, "stores.search", "file_search")
         search = self.retriever.search_of(call, self.models)
         if search is None:
             return call

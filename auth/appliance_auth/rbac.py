@@ -47,7 +47,8 @@ class Rbac:
         if action not in self._allowed(principal.roles, principal.scopes):
             raise self._refusal(principal, action)
         if not _model_allowed(principal, action, resource):
-            raise Forbidden(f"you may not use the model {resource}; GET /v1/models lists those you may", param="model")
+            told = f"you may not use the model {resource[:80]!r}; GET /v1/models lists those you may"
+            raise Forbidden(told, param="model")
 
     def explain(self, principal: Principal, action: str, resource: str) -> list[Reason]:
         """What each role, each scope and the list of models says."""
