@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from appliance.audit import Auditor, NoAudit
 from appliance.config import Config
 from appliance.gauges import Gauges
+from appliance.secret import key_for
 
 if TYPE_CHECKING:
     from appliance.storage.database import Database
@@ -37,3 +38,7 @@ class AppContext:
     def run_dir(self) -> Path:
         """Folder (0700) for unix sockets."""
         return self.data_dir / "run"
+
+    def key_for(self, use: str) -> bytes:
+        """32 secret bytes for one use, the same at every start; see ``appliance.secret``. Raises StartError."""
+        return key_for(use, self.data_dir / "secret")

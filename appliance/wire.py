@@ -28,6 +28,7 @@ Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -117,6 +118,8 @@ class _Sampling(_Wire):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     structured_outputs: dict[str, Any] | None = None
+    cache_salt: CacheSalt | None = None
+    """Parts the client's prefix cache further; engines never get it as it is."""
     extra: Any = None
     """Not the client's: the unknown fields that the configuration passes on; engines merge them into the body."""
 
@@ -164,6 +167,29 @@ class EmbeddingRequest(_Wire):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     user: str | None = None
+    cache_salt: CacheSalt | None = None
+
+
+class TokenizeRequest(_Wire):
+    """``POST /tokenize``: the tokens of ``prompt``, or of ``messages`` in the model's chat template."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    """Default: true for a prompt, false for messages, whose template adds its own."""
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(_Wire, omit_defaults=False):
+    """``POST /detokenize``."""
+
+    model: str
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
 
 
 def decoder(type_: type[_T]) -> Callable[[bytes], _T]:

@@ -19,6 +19,7 @@ from appliance.plugin import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from appliance_engines._cache_salt import CacheSalt
 from appliance_engines._openai_errors import Refusal, error_object
 from appliance_engines._openai_stream import Answer, Renamer, ReportedError, Stream
 
@@ -57,14 +58,18 @@ class Client:
         timeouts: Timeouts,
         uds: Path | None = None,
         headers: Mapping[str, str] | None = None,
+        salt: CacheSalt | None = None,
     ) -> None:
         """``base_url`` ends where ``/chat/completions`` begins; ``refusal`` turns HTTP errors into ours.
+
+        ``salt`` is sent with each call; without it none is, whatever the client said.
 
         Raises:
             ValueError: the URL or a header cannot be used.
         """
         self.timeouts = timeouts
         self._refusal = refusal
+        self._salt = salt
         self.plain = Upstream(
             base_url,
             uds=uds,
@@ -91,7 +96,7 @@ class Client:
             RequestError: see ``Engine.generate``; ``Unreachable`` when no connection could be made.
         """
         upstream = self.streams if call.stream else self.plain
-        body, headers = encode_request(call, model), _trace_headers(call)
+        body, headers = encode_request(call, model, self._salt), _trace_headers(call)
         try:
             response = await upstream.request("POST", _PATHS[call.operation], body, headers)
         except UpstreamUnreachable as error:
@@ -133,9 +138,10 @@ class Client:
         return Answer(Renamer(call.model).rename(payload))
 
 
-def encode_request(call: Call, model: str) -> bytes:
-    """The body for the server: its own model name, no nulls, and token counts at the end of every stream."""
-    changes: dict[str, object] = {"model": model}
+def encode_request(call: Call, model: str, salt: CacheSalt | None = None) -> bytes:
+    """The body for the server: its own model name, our salt, no nulls, and token counts at the end of every stream."""
+    given = call.request.cache_salt
+    changes: dict[str, object] = {"model": model, "cache_salt": salt.of(call.principal, given) if salt else None}
     if call.operation != "embeddings":
         changes["stream"] = True if call.stream else None
         changes["stream_options"] = {"include_usage": True} if call.stream else None

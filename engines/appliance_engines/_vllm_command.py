@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from appliance.plugin import ConfigError, ModelSpec, Strict
+from appliance_engines._cache_salt import Partition
 
 __all__ = ["VllmOptions", "check_extra_args", "check_installed", "command", "environment", "runs_on_cpu"]
 
@@ -65,6 +66,8 @@ class VllmOptions(Strict, frozen=True):
     max_num_batched_tokens: _Count | None = None
     """Tokens computed in one step."""
     enable_prefix_caching: bool | None = None
+    cache_salt: Partition = "tenant"
+    """Who shares the prefix cache: callers of one tenant, of one user, or with ``off`` all."""
     enforce_eager: bool | None = None
     """No compiled graphs. Default: true on CPU, where they give wrong text; false on a card."""
     speculative: dict[str, Any] | None = None

@@ -28,6 +28,7 @@ from appliance.plugin import (
     convert,
     hookimpl,
 )
+from appliance_engines._cache_salt import Partition, make_cache_salt
 from appliance_engines._openai_errors import refusal
 from appliance_engines._openai_http import Client, Timeouts, Unreachable
 
@@ -58,6 +59,8 @@ class OpenAIOptions(Strict, frozen=True):
     """The longest silence within a stream, also before its first event."""
     headers: Mapping[str, str] = {}
     """Sent with every request."""
+    cache_salt: Partition = "off"
+    """For a vLLM at the other end: who shares its prefix cache. Other servers may refuse the field."""
 
     def __repr__(self) -> str:
         return f"OpenAIOptions(base_url={self.base_url!r}, model={self.model!r})"
@@ -70,17 +73,24 @@ class OpenAIOptions(Strict, frozen=True):
 class OpenAIEngine:
     """One model of one remote server."""
 
-    def __init__(self, spec: ModelSpec, options: OpenAIOptions) -> None:
+    def __init__(self, spec: ModelSpec, options: OpenAIOptions, context: AppContext) -> None:
         """Starts nothing. Raises ConfigError where an option cannot work."""
         self._spec = spec
         self._options = options
+        self._salt = make_cache_salt(options.cache_salt, context)
         self._model = options.model or spec.name
         self._client = self._make_client()
         self._down_until = 0.0
 
     async def start(self) -> None:
-        """Look whether the server is there. One that is not may come later, so this only logs."""
+        """Look whether the server is there. One that is not may come later, so this only logs.
+
+        Raises:
+            StartError: the secret for ``cache_salt`` cannot be had.
+        """
         await self.stop()
+        if self._salt is not None:
+            self._salt.load()
         self._client = self._make_client()
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -127,6 +137,7 @@ class OpenAIEngine:
                     options.connect_timeout, options.timeout, options.first_byte_timeout, options.idle_timeout
                 ),
                 headers=_headers(options, where),
+                salt=self._salt,
             )
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
@@ -134,10 +145,9 @@ class OpenAIEngine:
 
 def make_engine(spec: ModelSpec, context: AppContext) -> OpenAIEngine:
     """The factory for ``engine: openai``. Raises ConfigError."""
-    del context
     if spec.extra_args:
         raise ConfigError(f"{spec.where}.extra_args: the engine openai starts no process; remove it")
-    return OpenAIEngine(spec, convert(dict(spec.options), OpenAIOptions, f"{spec.where}.options"))
+    return OpenAIEngine(spec, convert(dict(spec.options), OpenAIOptions, f"{spec.where}.options"), context)
 
 
 @hookimpl

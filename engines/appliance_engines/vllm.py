@@ -29,17 +29,21 @@ from appliance.plugin import (
     Call,
     Child,
     ConfigError,
+    DetokenizeRequest,
     EngineFactory,
     EngineUnavailable,
     Generation,
     ModelSpec,
     RequestError,
     StartError,
+    TokenizeRequest,
+    Tokens,
     Upstream,
     UpstreamError,
     convert,
     hookimpl,
 )
+from appliance_engines._cache_salt import make_cache_salt
 from appliance_engines._openai_errors import refusal
 from appliance_engines._openai_http import Client, Timeouts, Unreachable
 from appliance_engines._vllm_command import (
@@ -51,6 +55,7 @@ from appliance_engines._vllm_command import (
     runs_on_cpu,
 )
 from appliance_engines._vllm_log import explain
+from appliance_engines._vllm_tokenizer import VllmTokenizer
 
 __all__ = ["VllmEngine", "VllmOptions"]
 
@@ -73,6 +78,7 @@ class VllmEngine:
         self._spec = spec
         self._options = options
         self._context = context
+        self._salt = make_cache_salt(options.cache_salt, context)
         self._child: Child | None = None
         self._client: Client | None = None
         self._probe: Upstream | None = None
@@ -91,6 +97,8 @@ class VllmEngine:
                 f"{self._spec.where}: the model is not here; run appliance models pull {self._spec.name} "
                 "with the same --config"
             )
+        if self._salt is not None:
+            self._salt.load()
         self._folder = self._choose_folder()
         socket = self._folder / "vllm.sock"
         self._client = self._make_client(socket)
@@ -129,13 +137,26 @@ class VllmEngine:
         while True:
             client = await self._wait_usable(deadline)
             try:
-                return await client.generate(call, self._served_name(call), self._doubt)
+                return await client.generate(call, self._served_name(call.model), self._doubt)
             except Unreachable:  # it died since; nothing of the call has reached it
                 self._doubt()
             except RequestError as error:
                 if error.status >= 500:
                     self._doubt()
                 raise
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """See ``Tokenizer.tokenize``."""
+        return await self._tokenizer().tokenize(request, self._served_name(request.model))
+
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        """See ``Tokenizer.detokenize``."""
+        return await self._tokenizer().detokenize(request, self._served_name(request.model))
+
+    def _tokenizer(self) -> VllmTokenizer:
+        if self._probe is None or not self.ready:
+            raise EngineUnavailable(f"the model {self._spec.name} is not ready; try again", retry_after=5.0)
+        return VllmTokenizer(self._probe, self._refusal)
 
     # -- is it there? ----------------------------------------------------------------------------------
 
@@ -189,8 +210,8 @@ class VllmEngine:
 
     # -- parts -----------------------------------------------------------------------------------------
 
-    def _served_name(self, call: Call) -> str:
-        return call.model if call.model in self._options.lora_modules else self._spec.name
+    def _served_name(self, name: str) -> str:
+        return name if name in self._options.lora_modules else self._spec.name
 
     @property
     def _log_path(self) -> Path:
@@ -220,6 +241,7 @@ class VllmEngine:
             uds=socket,
             refusal=self._refusal,
             timeouts=Timeouts(answer=limit, first_byte=limit, idle=limit),
+            salt=self._salt,
         )
 
     def _refusal(self, status: int, headers: Mapping[str, str], body: bytes, call: Call) -> RequestError:
