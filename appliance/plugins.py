@@ -282,6 +282,15 @@ class Plugins:
         return None
 
 
+def add_installed_commands(cli: click.Group) -> None:
+    """Add the commands of every installed plugin, but for those that cannot be loaded here."""
+    for name in installed():
+        try:
+            Plugins(Config(plugins=(name,))).commands(cli)
+        except ApplianceError as error:
+            log.debug("commands of %s are missing: %s", name, error)
+
+
 _MUST_BE_PLAIN = "plugin {name}: {hook} must be a plain function, not async; return objects with async methods"
 
 

@@ -12,7 +12,7 @@ _MOST_STEPS = 30
 
 
 class _Form(HTMLParser):
-    """The first form of a page: where it goes, and what its inputs hold."""
+    """The first form of a page: where it goes, and what its inputs and the button in focus hold."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class _Form(HTMLParser):
         found = dict(attrs)
         if tag == "form" and self.action is None:
             self.action = found.get("action") or ""
-        elif tag == "input" and found.get("name"):
+        elif (tag == "input" or (tag == "button" and "autofocus" in found)) and found.get("name"):
             self.fields[str(found["name"])] = found.get("value") or ""
 
 
