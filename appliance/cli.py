@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +15,10 @@ from appliance import __version__
 from appliance.cli_models import models
 from appliance.cli_options import DEFAULT_CONFIG, config_option, examples, json_option, print_json
 from appliance.config import load, masked
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, BadRequest
+
+if TYPE_CHECKING:
+    from appliance.runtime import Runtime
 
 
 class Cli(click.Group):
@@ -77,13 +80,30 @@ def serve(config_path: Path, host: str | None, port: int | None) -> None:
     run(config_path, host=host, port=port)
 
 
-@cli.command(epilog=examples("appliance check", "appliance check --config prod.yaml --json"))
+@cli.command(
+    epilog=examples(
+        "appliance check",
+        "appliance check --config prod.yaml --json",
+        "appliance check --explain role:user,scope:files stores.write handbook",
+        "appliance check --explain key:3f9k2m8x0abc models.use smollm2 --json",
+        "appliance check --explain role:auditor audit.read -",
+    )
+)
+@click.option(
+    "--explain",
+    "question",
+    nargs=3,
+    metavar="SUBJECT ACTION OBJECT",
+    help="Say whether somebody may do something, and why. SUBJECT is key:ID, or role:, scope:, group:, tenant:, user:, "
+    "model: and store: joined by commas; ACTION a permission; OBJECT a model, vector store or file, or - for none.",
+)
 @config_option
 @json_option
 def check(config_path: Path, as_json: bool) -> None:
     """Check the configuration and its plugins; start nothing.
 
-    Ends with exit code 1 and one line that says what to mend.
+    Ends with exit code 1 and one line that says what to mend. With --explain 0 is yes, 1 no, and 2 a question that
+    cannot be understood.
     """
     from appliance.app import create_app
     from appliance.runtime import build
@@ -91,12 +111,35 @@ def check(config_path: Path, as_json: bool) -> None:
     config = load(config_path)
     runtime = build(config, config_path=config_path)
     app = create_app(runtime, manage=False)
+    if question is not None:
+        sys.exit(_explain(runtime, question, as_json))
     plugins, models, routes = list(runtime.plugins.names), [model.name for model in runtime.models], len(app.routes)
     if as_json:
         print_json({"ok": True, "config": str(config_path), "plugins": plugins, "models": models, "routes": routes})
         return
     named = ", ".join(models) or "none"
     click.echo(f"{config_path} is good: {len(plugins)} plugins, models {named}, {routes} routes")
+
+
+def _explain(runtime: Runtime, question: tuple[str, str, str], as_json: bool) -> int:
+    """Print the answer to ``check --explain``; the exit code."""
+    import asyncio
+
+    import msgspec
+
+    from appliance.explain import explain
+
+    try:
+        answer = asyncio.run(explain(runtime, *question))
+    except BadRequest as error:
+        raise click.UsageError(str(error)) from None
+    if as_json:
+        print_json(msgspec.to_builtins(answer, order="deterministic"))
+    else:
+        click.echo(f"{'yes' if answer.allowed else 'no'}: {answer.why}")
+        for reason in answer.reasons:
+            click.echo(f"{'+' if reason.ok else '-'} {reason.text}")
+    return 0 if answer.allowed else 1
 
 
 @cli.group("config", epilog=examples("appliance config show", "appliance config show --config prod.yaml --json"))
