@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from appliance.plugins import Plugins
 
 log = logging.getLogger("appliance.pipeline")
+_SETTLE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,11 @@ class Pipeline:
         held.push(_ending(step))
         if trace := self.telemetry.headers(step):
             call = msgspec.structs.replace(call, headers={**call.headers, **trace})
-        generation = await self.models.resolve(call.model).engine.generate(call)
+        model = self.models.resolve(call.model)
+        record.asked = model.engine.ready
+        if model.tokenizer is not None and call.stream and (call.request.n or 1) == 1:
+            record.produced = bytearray()
+        generation = await model.engine.generate(call)
         # Closed here, not by the generators above it: one that never starts never runs its clean-up.
         held.push_async_callback(generation.aclose)
         return observed(call, generation, record)
@@ -209,15 +214,24 @@ class Pipeline:
     async def _record(self, record: CallRecord, span: TraceSpan) -> None:
         """Runs in a task of its own: a client that leaves now cancels nothing of it."""
         record.finished = time.perf_counter()
-        try:
-            finish_span(span, record)
-        except Exception:
-            log.exception("the trace of request %s could not be finished", record.call.id)
-        if self.recorders or self.plugins.call_watchers:
-            telling = asyncio.create_task(self._tell(record))
+        uncounted = is_uncounted(record)
+        if not uncounted:
+            _finish(span, record)
+        if uncounted or self.recorders or self.plugins.call_watchers:
+            telling = asyncio.create_task(self._count_and_tell(record, span) if uncounted else self._tell(record))
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
             await asyncio.shield(telling)
+
+    async def settle(self) -> None:
+        """Wait, within a bound, until every call that is over has been recorded."""
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=_SETTLE_SECONDS)
+
+    async def _count_and_tell(self, record: CallRecord, span: TraceSpan) -> None:
+        record.usage = await counted(record, self.models.resolve(record.call.model).tokenizer)
+        _finish(span, record)
+        await self._tell(record)
 
     async def _tell(self, record: CallRecord) -> None:
         for name, recorder in self.recorders:
@@ -231,6 +245,13 @@ class Pipeline:
                     await answer
             except Exception:
                 log.exception("plugin %s failed in appliance_on_call_finished for request %s", name, record.call.id)
+
+
+def _finish(span: TraceSpan, record: CallRecord) -> None:
+    try:
+        finish_span(span, record)
+    except Exception:
+        log.exception("the trace of request %s could not be finished", record.call.id)
 
 
 def _headers(admissions: Sequence[Admission]) -> Mapping[str, str]:

@@ -68,12 +68,14 @@ from appliance.protocols import (
     Reranker,
     RerankerFactory,
     Telemetry,
+    Tokenizer,
     TraceSpan,
     VectorStore,
     VectorStoreFactory,
 )
 from appliance.sse import EventSplitter, encode, event_data
 from appliance.storage.keys import KeyStore, StoredKey
+from appliance.storage.usage import UsageDimension, UsageKey, UsageRow, UsageStore, UsageSums, usage_label
 from appliance.types import (
     ANONYMOUS,
     Allowance,
@@ -89,6 +91,7 @@ from appliance.types import (
     Scope,
     Span,
     StoredChunk,
+    Tokens,
     Usage,
 )
 from appliance.upstream import (
@@ -99,7 +102,15 @@ from appliance.upstream import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, Message, message_text
+from appliance.wire import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    Message,
+    TokenizeRequest,
+    message_text,
+)
 
 __all__ = [
     "ANONYMOUS",
@@ -133,6 +144,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "ContextLengthExceeded",
+    "DetokenizeRequest",
     "Document",
     "Embedder",
     "EmbedderFactory",
@@ -187,6 +199,9 @@ __all__ = [
     "StoredKey",
     "Strict",
     "Telemetry",
+    "TokenizeRequest",
+    "Tokenizer",
+    "Tokens",
     "TooLarge",
     "TraceSpan",
     "Unauthenticated",
@@ -199,6 +214,11 @@ __all__ = [
     "UpstreamTimeout",
     "UpstreamUnreachable",
     "Usage",
+    "UsageDimension",
+    "UsageKey",
+    "UsageRow",
+    "UsageStore",
+    "UsageSums",
     "VectorStore",
     "VectorStoreFactory",
     "config_option",
@@ -217,4 +237,5 @@ __all__ = [
     "price_of",
     "print_json",
     "to_units",
+    "usage_label",
 ]

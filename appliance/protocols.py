@@ -29,7 +29,9 @@ from appliance.types import (
     Scope,
     Span,
     StoredChunk,
+    Tokens,
 )
+from appliance.wire import DetokenizeRequest, TokenizeRequest
 
 
 @runtime_checkable
@@ -71,6 +73,23 @@ class Engine(Protocol):
             BadRequest, ContextLengthExceeded: the engine refuses the call; with ``param`` where known.
             EngineUnavailable, EngineTimeout, EngineError: it is down, silent or broken.
         """
+        ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What an engine may also be: one that can say which tokens its model reads."""
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """The tokens of a prompt, or of messages in the model's chat template.
+
+        Raises:
+            BadRequest: the request cannot be tokenised. EngineUnavailable, EngineError: the engine is down or broken.
+        """
+        ...
+
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        """The text of some tokens. Raises as ``tokenize`` does."""
         ...
 
 

@@ -18,6 +18,7 @@ from appliance.wire import question_of
 # Bytes are searched, not decoded: a quote inside a JSON string is escaped, so these match only real keys.
 _OUTPUT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content|refusal)":\s*"[^"]')
 _LAST = re.compile(rb'"finish_reason":\s*"|"usage":\s*\{')
+_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":\s?"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _END = b"}\n\n"
 
 
@@ -56,9 +57,12 @@ async def observed(call: Call, generation: Generation, record: CallRecord) -> As
         return
     options = call.request.stream_options
     wants_usage = bool(options and options.include_usage)
+    produced = record.produced
     async for chunk in generation:
         event = chunk.event
         last = _LAST.search(event)
+        if produced is not None and (text := _TEXT.search(event)):
+            produced += text[1]
         if (record.tokens and not last) or _OUTPUT.search(event):
             _count_token(record)
         if last:

@@ -11,7 +11,7 @@ from appliance.config import Config, ModelConfig
 from appliance.context import AppContext
 from appliance.errors import ApplianceError, ConfigError, ModelNotFound
 from appliance.models.embedding import EmbeddingEngine
-from appliance.protocols import Engine, EngineFactory
+from appliance.protocols import Engine, EngineFactory, Tokenizer
 from appliance.types import ModelSpec
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class Model:
     max_num_results: int | None = None
     pass_fields: frozenset[str] = frozenset()
     embeds: bool = False
+    tokenizer: Tokenizer | None = None
+    """The engine, where it can tokenise."""
 
 
 class Models:
@@ -127,4 +129,5 @@ def _entry(model: ModelConfig, serves: str, engine: Engine) -> Model:
         vector_stores=model.vector_stores,
         max_num_results=model.max_num_results,
         pass_fields=frozenset(model.pass_fields),
+        tokenizer=engine if isinstance(engine, Tokenizer) else None,
     )

@@ -20,8 +20,16 @@ from appliance.context import AppContext
 from appliance.errors import BadRequest, ContextLengthExceeded, EngineError
 from appliance.hookspecs import hookimpl
 from appliance.protocols import Engine, EngineFactory, Generation
-from appliance.types import Call, Chunk, ModelSpec
-from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, message_text
+from appliance.types import Call, Chunk, ModelSpec, Tokens
+from appliance.wire import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    Message,
+    TokenizeRequest,
+    message_text,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Diary:
 
 
 class ScriptedEngine:
-    """Plays its script for every call. ``max_context`` is in words."""
+    """Plays its script for every call. A word is a token; ``max_context`` is in words."""
 
     def __init__(self, script: Script, *, max_context: int = 8192) -> None:
         self.script = script
@@ -90,6 +98,8 @@ class ScriptedEngine:
         self.diaries: list[Diary] = []
         self.running = 0
         self._ready = False
+        self._vocabulary: dict[str, int] = {}
+        """Ids of words, in the order they were first seen."""
 
     @property
     def ready(self) -> bool:
@@ -117,6 +127,21 @@ class ScriptedEngine:
         self.diaries.append(diary)
         script = self.script(call) if callable(self.script) else self.script
         return _Performance(self, diary, list(script), words)
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """Each word a token; messages are read one after the other."""
+        words = words_of(request.messages) if request.messages is not None else (request.prompt or "").split()
+        ids = [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words]
+        strs = words if request.return_token_strs else None
+        return Tokens(count=len(ids), max_model_len=self.max_context, tokens=ids, token_strs=strs)
+
+    async def detokenize(self, request: DetokenizeRequest) -> str:
+        """The words, with blanks between. Raises BadRequest for a token that was never given out."""
+        words = list(self._vocabulary)
+        unknown = [token for token in request.tokens if token >= len(words)]
+        if unknown:
+            raise BadRequest(f"tokens holds {unknown[0]}, which is no token of this model", param="tokens")
+        return " ".join(words[token] for token in request.tokens)
 
 
 class _Performance:
@@ -258,8 +283,13 @@ class _Writer:
 def prompt_words(request: ChatRequest | CompletionRequest) -> int:
     """The scripted engine's token count: words of all messages, or of the prompt."""
     if isinstance(request, ChatRequest):
-        return sum(len(message_text(message).split()) for message in request.messages)
+        return len(words_of(request.messages))
     return len(request.prompt.split()) if isinstance(request.prompt, str) else len(request.prompt)
+
+
+def words_of(messages: Sequence[Message]) -> list[str]:
+    """The words of all messages."""
+    return [word for message in messages for word in message_text(message).split()]
 
 
 def last_user_text(call: Call) -> str:

@@ -1,0 +1,148 @@
+"""Takes note of finished calls and books them into the database, a batch a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from appliance.plugin import (
+    ApplianceError,
+    Call,
+    CallRecord,
+    ChatRequest,
+    Config,
+    Usage,
+    UsageKey,
+    UsageStore,
+    UsageSums,
+    cost,
+    message_text,
+    price_of,
+    usage_label,
+)
+from appliance_plugins.usage.spool import Entry, Spool, read
+
+log = logging.getLogger("appliance.usage")
+_MOST_TOKENS = 10**9
+_MOST_COST = 10**15
+"""A call's most. An engine that reports nonsense must not make a sum overflow."""
+_RETRY_SECONDS = 5.0
+
+
+class UsageRecorder:
+    """Writes calls to the spool, and the spool to the database every ``interval`` seconds."""
+
+    def __init__(self, config: Config, store: UsageStore, spool: Spool, interval: float) -> None:
+        self._config = config
+        self._store = store
+        self._spool = spool
+        self._interval = interval
+        self._recorded = asyncio.Event()
+        self._booking = asyncio.Lock()
+        self._removed: list[str] = []
+        """Batches whose files are gone: the database may forget them."""
+
+    async def record(self, record: CallRecord) -> None:
+        """Write a call down; durable against a kill when this returns."""
+        self._spool.append(Entry(key_of(record, datetime.now(UTC)), sums_of(record, self._config)))
+        self._recorded.set()
+
+    async def book(self) -> None:
+        """Bring all calls recorded so far into the database. Raises OutOfSpace, Unavailable: they stay in the spool."""
+        async with self._booking:
+            for path in self._spool.closed:
+                await self._book(path)
+            if (latest := self._spool.rotate()) is not None:
+                await self._book(latest)
+
+    @asynccontextmanager
+    async def life(self) -> AsyncIterator[None]:
+        """Books what an earlier process left, then what comes, and the rest at the end."""
+        await asyncio.to_thread(self._spool.open)
+        await self.book()
+        task = asyncio.create_task(self._book_for_ever())
+        try:
+            yield
+        finally:
+            async with self._booking:  # not in the middle of a batch
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await self._book_or_warn()
+
+    async def _book_for_ever(self) -> None:
+        while True:
+            await self._recorded.wait()
+            await asyncio.sleep(self._interval)
+            self._recorded.clear()
+            if not await self._book_or_warn():
+                self._recorded.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _book(self, path: Path) -> None:
+        """A file is a batch: booked once, whenever and however often this is interrupted and tried again."""
+        sums = await asyncio.to_thread(read, path)
+        await self._store.book(path.stem, sums, forget=self._removed)
+        self._removed = []
+        await asyncio.to_thread(self._spool.remove, path)
+        self._removed.append(path.stem)
+
+    async def _book_or_warn(self) -> bool:
+        try:
+            await self.book()
+        except ApplianceError as error:
+            log.warning("usage stays in data_dir/usage for now: %s", error)
+            return False
+        except Exception:
+            log.exception("usage stays in data_dir/usage for now")
+            return False
+        return True
+
+
+def key_of(record: CallRecord, when: datetime) -> UsageKey:
+    """Whom and what a call is counted for, on the day it ended."""
+    call, principal = record.call, record.call.principal
+    return UsageKey(
+        when.date().isoformat(),
+        usage_label(principal.tenant),
+        usage_label(principal.user),
+        usage_label(principal.key, 64),
+        usage_label(call.model),
+        usage_label(call.operation, 32),
+    )
+
+
+def sums_of(record: CallRecord, config: Config) -> UsageSums:
+    """What one call adds."""
+    usage = record.usage
+    prompt = _bounded(usage.prompt_tokens)
+    cached = min(_bounded(usage.cached_tokens), prompt)
+    counted = Usage(prompt, _bounded(usage.completion_tokens or record.tokens), cached)
+    return UsageSums(
+        requests=1,
+        errors=int(record.outcome in ("error", "refused")),
+        aborted=int(record.outcome == "aborted"),
+        input_tokens=counted.prompt_tokens,
+        cached_tokens=counted.cached_tokens,
+        output_tokens=counted.completion_tokens,
+        retrieved_tokens=_retrieved_tokens(record.call, prompt),
+        retrieved_passages=len(record.call.passages),
+        cost=min(cost(price_of(config, record.call.model), counted), _MOST_COST),
+    )
+
+
+def _retrieved_tokens(call: Call, prompt_tokens: int) -> int:
+    """The prompt's tokens in proportion to its characters: counting them would mean to tokenise every prompt again."""
+    if not call.passages or not isinstance(call.request, ChatRequest):
+        return 0
+    passages = sum(len(passage.text) for passage in call.passages)
+    everything = sum(len(message_text(message)) for message in call.request.messages)
+    return round(prompt_tokens * passages / max(everything, passages, 1))
+
+
+def _bounded(tokens: int) -> int:
+    return max(0, min(tokens, _MOST_TOKENS))
