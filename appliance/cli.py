@@ -99,7 +99,7 @@ def serve(config_path: Path, host: str | None, port: int | None) -> None:
 )
 @config_option
 @json_option
-def check(config_path: Path, as_json: bool) -> None:
+def check(question: tuple[str, str, str] | None, config_path: Path, as_json: bool) -> None:
     """Check the configuration and its plugins; start nothing.
 
     Ends with exit code 1 and one line that says what to mend. With --explain 0 is yes, 1 no, and 2 a question that
