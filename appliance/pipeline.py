@@ -5,7 +5,7 @@
 Chat, completions and embeddings take it; no step hides in middleware. ``authenticate`` runs first, from the
 app-wide guard, for every route and before a body is read. The rest is ``answer``: a context that hands out
 the answer's chunks and takes everything back when it is left, whether the stream ended, failed, or never
-began because the client was gone.
+began because the client was gone. ``search`` is the same path without a model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,15 +23,22 @@ import msgspec
 from appliance.admission import Admission, capped, metered
 from appliance.counting import counted, is_uncounted
 from appliance.credentials import check_form
-from appliance.admission import Admission, capped, metered
-from appliance.errors import ApplianceError, BadRequest, Forbidden, InvalidCredentials, RequestError, Unauthenticated
+from appliance.errors import (
+    ApplianceError,
+    BadRequest,
+    Forbidden,
+    InvalidCredentials,
+    RequestError,
+    RetrievalUnavailable,
+    Unauthenticated,
+)
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever, file_search_tools
 from appliance.protocols import Admitter, Authenticator, Authorizer, Recorder, Telemetry, TraceSpan
 from appliance.streams import cited, observed
 from appliance.telemetry import NoTelemetry, finish_span
 from appliance.trail import Trail
-from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Principal
+from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Passage, Principal, Search
 
 if TYPE_CHECKING:
     from appliance.models.registry import Models
@@ -54,6 +61,15 @@ class Answer:
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search came to: ``search`` is as it was run, after the filters."""
+
+    search: Search
+    passages: Sequence[Passage]
+    headers: Mapping[str, str]
 
 
 @dataclass
@@ -116,24 +132,46 @@ class Pipeline:
 
         ``template`` is the route, for the trace. Raises any RequestError before the first chunk, and while iterating.
         """
+        async with self._run(call, template) as (record, span, held, admissions):
+            await self.authorize(call.principal, "models.use", call.model)
+            await self._admit(call, record, held, admissions)
+            for admission in admissions:
+                call = capped(call, admission)
+            call = await self.filters.input(call)
+            call = await self._retrieve(call, span)
+            record.call = call
+            chunks = await self._generate(call, record, span, held)
+            chunks = _metered(chunks, record, admissions, held)
+            chunks = self.filters.output(call, chunks, held)
+            chunks = cited(call, chunks) if call.passages else chunks
+            chunks = await held.enter_async_context(aclosing(chunks))  # type: ignore[type-var]
+            yield Answer(call, chunks, _headers(admissions))
+
+    async def search(self, call: Call, template: str) -> Found:
+        """Take a search of vector stores through its steps. ``call.request`` is the ``Search``, its stores by id.
+
+        The guard has authorized it. Raises any RequestError.
+        """
+        async with self._run(call, template) as (record, span, held, admissions):
+            await self._admit(call, record, held, admissions)
+            call = await self.filters.input(call)
+            if self.retriever is None:
+                raise RetrievalUnavailable("retrieval is off; set retrieval.vector_store in the configuration")
+            passages = await self._passages(call, call.request, self.retriever.find, span)
+            record.call = msgspec.structs.replace(call, queries=call.request.queries, passages=tuple(passages))
+            return Found(call.request, passages, _headers(admissions))
+
+    @asynccontextmanager
+    async def _run(
+        self, call: Call, template: str
+    ) -> AsyncIterator[tuple[CallRecord, TraceSpan, AsyncExitStack, list[Admission]]]:
+        """What surrounds the steps: everything held is given back, errors are translated, the record is told."""
         record = CallRecord(call=call)
         span = self.telemetry.start_call(call, template)
         admissions: list[Admission] = []
         try:
             async with AsyncExitStack() as held:
-                await self.authorize(call.principal, "models.use", call.model)
-                await self._admit(call, record, held, admissions)
-                for admission in admissions:
-                    call = capped(call, admission)
-                call = await self.filters.input(call)
-                call = await self._retrieve(call, span)
-                record.call = call
-                chunks = await self._generate(call, record, span, held)
-                chunks = _metered(chunks, record, admissions, held)
-                chunks = self.filters.output(call, chunks, held)
-                chunks = cited(call, chunks) if call.passages else chunks
-                chunks = await held.enter_async_context(aclosing(chunks))  # type: ignore[type-var]
-                yield Answer(call, chunks, _headers(admissions))
+                yield record, span, held, admissions
         except (asyncio.CancelledError, GeneratorExit):
             record.outcome = "aborted"
             record.status = 499
@@ -173,12 +211,19 @@ class Pipeline:
         search = self.retriever.search_of(call, self.models)
         if search is None:
             return call
+        passages = await self._passages(call, search, self.retriever.search, span)
+        return self.retriever.augment(call, passages, search.queries)
+
+    async def _passages(
+        self, call: Call, search: Search, find: Callable[[Call, Search], Awaitable[Sequence[Passage]]], span: TraceSpan
+    ) -> Sequence[Passage]:
+        """What a search finds and the filters let pass; the audit log knows before anybody sees it."""
         step = self.telemetry.start_step(span, "retrieval", {"gen_ai.operation.name": "retrieval"})
         try:
-            passages = await self.filters.passages(call, await self.retriever.search(call, search))
+            passages = await self.filters.passages(call, await find(call, search))
             step.set("gen_ai.retrieval.documents.count", len(passages))
             await self.trail.shown(call.principal, call.operation, search, passages)
-            return self.retriever.augment(call, passages, search.queries)
+            return passages
         except BaseException as error:
             step.fail(error)
             raise

@@ -70,8 +70,7 @@ def server_config(
         "plugin": {
             "limits": {
                 "max_concurrent": 100_000,
-                "max_concurrent_per_key": 100_000,
-                "requests_per_minute": 100_000_000,
+                "key": {"max_concurrent": 100_000, "requests_per_minute": 100_000_000},
             },
             "otel": {"endpoint": spans} if spans else {},
         },

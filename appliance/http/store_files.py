@@ -17,10 +17,11 @@ from appliance.http.objects import (
     store_file_object,
 )
 from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime, tenant_session
-from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, store_id_of
+from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, search_call, store_id_of
 from appliance.knowledge.augment import scope_of
 from appliance.storage import files, store_files
 from appliance.storage.tables import StoreFile
+from appliance.types import Passage, Search, StoredChunk
 from appliance.wire import decoder
 
 _decode_attach = decoder(AttachFile)
@@ -75,12 +76,15 @@ async def store_file_content(request: HttpRequest) -> Response[bytes]:
     async with tenant_session(request, write=False) as session:
         upload = await files.get(session, row.file_id)
     chunks = await knowledge(request).content(row.store_id, row.file_id, scope_of(principal(request)))
+    call = search_call(request, Search(store_ids=(row.store_id,), queries=()))
+    passages = [_passage(chunk, row.store_id, upload.filename) for chunk in chunks]
+    shown = await runtime(request).pipeline.filters.passages(call, passages)
     return answer(
         FileContent(
             file_id=row.file_id,
             filename=upload.filename,
             attributes=row.attributes,
-            data=[TextContent(text=chunk.text) for chunk in chunks],
+            data=[TextContent(text=passage.text) for passage in shown],
         )
     )
 
@@ -96,3 +100,16 @@ def status_filter(request: HttpRequest) -> str | None:
 async def _row(request: HttpRequest) -> StoreFile:
     async with tenant_session(request, write=False) as session:
         return await store_files.get(session, store_id_of(request), request.path_params["file_id"])
+
+
+def _passage(chunk: StoredChunk, store_id: str, filename: str) -> Passage:
+    """A chunk as the filters know them; nobody searched, so it has no score."""
+    return Passage(
+        chunk_id=chunk.id,
+        store_id=store_id,
+        file_id=chunk.file_id,
+        filename=filename,
+        text=chunk.text,
+        score=0.0,
+        attributes=chunk.attributes,
+    )

@@ -27,20 +27,20 @@ from appliance.http.objects import (
 )
 from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime, tenant_session
 from appliance.knowledge.api import Knowledge
-from appliance.knowledge.augment import scope_of
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.ranking import parse_ranking
 from appliance.storage import store_files, stores
 from appliance.storage.ids import now
 from appliance.storage.tables import StoreFile, VectorStore
 from appliance.storage.tenancy import TenantSession
-from appliance.types import Passage, Search
+from appliance.types import Call, Passage, Search
 from appliance.wire import decoder
 
 MAX_KEY = 64
 MAX_QUERIES = 16
 MAX_QUERY_CHARACTERS = 8192
 _DEFAULT_RESULTS = 10
+_SEARCH_PATH = "/v1/vector_stores/{vector_store_id}/search"
 _decode_create = decoder(CreateVectorStore)
 _decode_update = decoder(UpdateVectorStore)
 _decode_search = decoder(SearchVectorStore)
@@ -123,9 +123,9 @@ async def search_store(request: HttpRequest) -> Response[bytes]:
         **parse_ranking(body.ranking_options).as_search(),
     )
     async with ClientWatch(request.receive):
-        found = await knowledge(request).search(wanted, scope_of(principal(request)))
-    await runtime(request).pipeline.trail.shown(principal(request), "search", wanted, found)
-    return answer(SearchResults(search_query=list(queries), data=[_result(passage) for passage in found]))
+        found = await runtime(request).pipeline.search(search_call(request, wanted), _SEARCH_PATH)
+    results = [_result(passage) for passage in found.passages]
+    return answer(SearchResults(search_query=list(found.search.queries), data=results), headers=found.headers)
 
 
 # -- shared with files of stores ---------------------------------------------------------------------------
@@ -143,6 +143,19 @@ def store_id_of(request: HttpRequest) -> str:
     """The store in the path."""
     store_id: str = request.path_params["vector_store_id"]
     return store_id
+
+
+def search_call(request: HttpRequest, wanted: Search) -> Call:
+    """The search as a call, for limits, filters and records; its model is the one that embeds the question."""
+    state, embedder = request.scope["state"], runtime(request).config.embedding_model()
+    return Call(
+        id=state["request_id"],
+        operation="search",
+        model=embedder.name if embedder else "",
+        request=wanted,
+        principal=principal(request),
+        headers=state["headers"],
+    )
 
 
 def chunk_sizes(strategy: ChunkingStrategy | None, config: Config, where: str = "chunking_strategy") -> tuple[int, int]:

@@ -75,6 +75,10 @@ class Retriever:
         ]
         return _within(relevant, self._config.max_context_characters)
 
+    async def find(self, call: Call, search: Search) -> list[Passage]:
+        """All that a search of stores by id finds within the caller's rights, as the search API gives it."""
+        return await self._knowledge.search(search, scope_of(call.principal))
+
     def augment(self, call: Call, passages: Sequence[Passage], queries: tuple[str, ...] = ()) -> Call:
         """The call with the passages in its system message, and without the ``file_search`` tool."""
         request: ChatRequest = call.request

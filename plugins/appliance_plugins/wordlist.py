@@ -30,6 +30,7 @@ from appliance.plugin import (
     Message,
     OutputFilter,
     Passage,
+    Search,
     Strict,
     hookimpl,
 )
@@ -87,6 +88,9 @@ class Wordlist:
             prompt = await self._prompt(call.request.prompt)
             suffix = await self._optional(call.request.suffix, "suffix")
             return _with(call, prompt=prompt, suffix=suffix)
+        if isinstance(call.request, Search):
+            queries = [await self._text(query, f"query[{i}]") for i, query in enumerate(call.request.queries)]
+            return _with(call, queries=tuple(queries))
         return call
 
     async def filter_passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
