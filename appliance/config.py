@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -51,6 +52,10 @@ class ServerConfig(Strict, frozen=True):
     """Serve other machines although no authentication is set up."""
     allowed_hosts: tuple[str, ...] = ()
     """While nobody is asked for a key: further names that ``Host`` may hold; ``*`` allows all."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose word about the client is taken, as ``10.0.0.0/8``."""
+    forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
+    """The header that they write themselves; the other one is what a client sent, and is not read."""
     client_certificate_header: str | None = None
     """The header in which trusted proxies hand on the client's certificate; from others it is not read."""
 
@@ -345,6 +350,7 @@ def _check(config: Config) -> None:
     if not config.data_dir or "\0" in config.data_dir:
         raise ConfigError("data_dir: must name a folder")
     if not 0 <= config.server.port <= 65535:
+    _check_proxies(config.server)
         raise ConfigError("server.port: must be between 0 and 65535")
     _check_resource(config.auth.resource)
 
@@ -413,6 +419,14 @@ def check_chunking(size: int, overlap: int, size_where: str, overlap_where: str)
     if not 100 <= size <= 4096:
         raise ConfigError(f"{size_where}: must be between 100 and 4096 tokens, not {size}")
     if not 0 <= overlap <= size // 2:
+def _check_proxies(server: ServerConfig) -> None:
+    for i, network in enumerate(server.trusted_proxies):
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ConfigError(f"server.trusted_proxies[{i}]: {error}; write it as 10.1.2.3 or 10.0.0.0/8") from None
+
+
         raise ConfigError(f"{overlap_where}: must be between 0 and half of the chunk size ({size // 2}), not {overlap}")
 
 

@@ -7,7 +7,7 @@ only what you need), structs new optional fields.
 from __future__ import annotations
 
 from appliance.admission import Admission
-from appliance.audit import AuditEvent, Auditor
+from appliance.audit import ORIGIN, AuditEvent, Auditor, Origin
 from appliance.cli_options import config_option, examples, json_option, print_json
 from appliance.config import Config, PriceConfig, Strict, convert
 from appliance.config import load as load_config
@@ -119,6 +119,7 @@ __all__ = [
     "RESOURCE_METADATA",
     "ROLES",
     "SCOPES",
+    "ORIGIN",
     "Admission",
     "Admission",
     "Admitter",
@@ -183,6 +184,7 @@ __all__ = [
     "Passage",
     "PluginError",
     "PriceConfig",
+    "Origin",
     "Principal",
     "Progress",
     "RateLimited",

@@ -14,6 +14,7 @@ from litestar.handlers import BaseRouteHandler
 from appliance.audit import ORIGIN, Origin
 from appliance.credentials import KEY_HEADERS
 from appliance.errors import BadRequest, InvalidCredentials
+from appliance.http.addresses import client_address, is_proxy, peer_of
 from appliance.http.hosts import check_host
 from appliance.http.request_id import request_id_of
 from appliance.http.requests import runtime
@@ -34,7 +35,10 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     state = scope.setdefault("state", {})
     state["headers"] = headers
     state["request_id"] = request_id = request_id_of(headers)
-    ORIGIN.set(Origin(request_id, _address(scope)))
+    server = runtime(connection).config.server
+    ORIGIN.set(Origin(request_id, client_address(scope, server)))
+    if server.client_certificate_header and not is_proxy(peer_of(scope), server):
+        headers.pop(server.client_certificate_header.lower(), None)
     if len(headers) < len(raw):
         _check_repeated([name for name, _ in raw])
     headers[":method"] = cast("Any", scope)["method"]  # as HTTP/2 has it; no header of HTTP/1.1 can have this name
@@ -46,16 +50,10 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     principal = await pipeline.authenticate(headers, scope["query_string"])
     scope["user"] = principal
     if principal is ANONYMOUS:
-        check_host(headers[":method"], headers, runtime(connection).config.server)
+        check_host(headers[":method"], headers, server)
     # The hot routes ask for their model in the pipeline.
     if action != "models.use":
         await pipeline.authorize(principal, str(action), scope["path"])
-
-
-def _address(scope: Any) -> str:
-    """Where the request comes from; empty for a unix socket."""
-    client = scope.get("client")
-    return client[0] if client else ""
 
 
 def _check_repeated(names: list[bytes]) -> None:

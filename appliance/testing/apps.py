@@ -61,6 +61,7 @@ async def serving(app: Litestar) -> AsyncIterator[str]:
                 http=Connection,
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 ws="none",
                 lifespan="on",
                 timeout_graceful_shutdown=2,

@@ -1,6 +1,6 @@
 import logging
 
-from appliance.plugin import Call, CallRecord, ChatRequest, Message, Principal, Usage
+from appliance.plugin import ORIGIN, Call, CallRecord, ChatRequest, Message, Origin, Principal, Usage
 from appliance_observability import access_log
 
 
@@ -14,12 +14,13 @@ def finished(**fields) -> CallRecord:
 
 
 def test_a_finished_call_is_one_line_without_content(caplog):
+    ORIGIN.set(Origin("req_1", "10.1.2.3"))
     with caplog.at_level(logging.INFO, "appliance.access"):
-        access_log.appliance_on_call_finished(finished(first_token=10.1))
+        access_log.appliance_on_call_finished(finished(first_token=10.1, queued=0.02))
     (line,) = caplog.messages
     assert line == (
-        "id=req_1 principal=key:a operation=chat model=m stream=false status=200 outcome=success ms=500.0 "
-        "ttft_ms=100.0 prompt_tokens=3 completion_tokens=4 cached_tokens=1"
+        "id=req_1 address=10.1.2.3 principal=key:a operation=chat model=m stream=false status=200 outcome=success "
+        "ms=500.0 queued_ms=20.0 ttft_ms=100.0 prompt_tokens=3 completion_tokens=4 cached_tokens=1"
     )
 
 
@@ -36,7 +37,8 @@ def test_odd_values_forge_neither_pairs_nor_lines():
     record.call = call
     line = access_log.line(record)
     assert "\n" not in line
-    assert 'id="x status=200 \\"\\n" principal="a b"' in line
+    assert 'id="x status=200 \\"\\n" ' in line
+    assert ' principal="a b" ' in line
 
 
 def test_nothing_is_written_when_the_level_is_higher(caplog):
