@@ -54,8 +54,9 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One entry.
 
     ``action`` is dotted, one of ``ACTIONS`` or a plugin's own. ``principal`` is ``Principal.id``, ``user`` the person
-    or service behind it, ``object`` the id of what it was done to. ``request_id`` and ``address``, left empty, become
-    those of the request that is being served. Never holds a secret, a prompt or a document's text.
+    or service behind it, ``object`` the id of what it was done to. ``tenant`` is empty for what concerns all of them.
+    ``request_id`` and ``address``, left empty, become those of the request that is being served. Never holds a
+    secret, a prompt or a document's text.
     """
 
     action: str

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from appliance.audit import ORIGIN, AuditEvent
-from appliance.config import load
+from appliance.config import Config
 from appliance.errors import ApplianceError, Unavailable
 from appliance.storage import audit
 from appliance.storage.database import Database
@@ -48,20 +47,6 @@ class AuditLog:
     _urgent: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
     _task: asyncio.Task[None] | None = None
-
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, config_path: Path) -> AsyncIterator[AuditLog]:
-        """The log of a configuration, whether the appliance runs or not. Raises ConfigError, StartError."""
-        database = Database(load(config_path).database_url)
-        await database.start()
-        auditor = cls(database)
-        try:
-            await auditor.start()
-            yield auditor
-        finally:
-            await auditor.stop()
-            await database.stop()
 
     async def start(self) -> None:
         """Begin to commit."""
@@ -136,7 +121,9 @@ class AuditLog:
         events, times = [waiting.event for waiting in group], [waiting.time_us for waiting in group]
         lost = self._lost
         if lost:
-            events.append(AuditEvent(action="audit.lost", outcome="failure", principal="appliance", object=str(lost)))
+            events.append(
+                AuditEvent(action="audit.lost", outcome="failure", principal="appliance", tenant="", object=str(lost))
+            )
             times.append(now_us())
         if events:
             async with self.database.session() as session:
@@ -156,6 +143,21 @@ class AuditLog:
         for waiting in group:
             if waiting.durable and not waiting.durable.done():
                 waiting.durable.set_exception(_unavailable())
+
+
+async def report(config: Config, events: Sequence[AuditEvent]) -> None:
+    """Put what a command did into the log of a configuration, whether the appliance runs or not.
+
+    Raises:
+        StartError: the database cannot be opened. Unavailable: it is busy or out of reach.
+    """
+    database = Database(config.database_url)
+    await database.start()
+    try:
+        async with database.session() as session:
+            await audit.append(session, events)
+    finally:
+        await database.stop()
 
 
 def _with_origin(event: AuditEvent) -> AuditEvent:

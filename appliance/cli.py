@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from appliance import __version__
+from appliance.cli_audit import audit
 from appliance.cli_models import models
 from appliance.cli_options import DEFAULT_CONFIG, config_option, examples, json_option, print_json
 from appliance.config import load, masked
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Cli(click.Group):
-    """The command group; commands of listed plugins join when the configuration can be read."""
+    """The command group, which the commands of listed plugins join.
+
+    Where there is no configuration those of every installed plugin do: somebody signs in to an appliance elsewhere.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Our commands and the plugins'."""
@@ -37,10 +41,11 @@ class Cli(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def _add_plugin_commands(self) -> None:
-        from appliance.plugins import Plugins
+        from appliance.plugins import Plugins, add_installed_commands
 
         path = Path(_option(sys.argv, "--config") or DEFAULT_CONFIG)
         if not path.exists():
+            add_installed_commands(self)
             return
         try:
             Plugins(load(path)).commands(self)
@@ -64,6 +69,7 @@ def cli() -> None:
     """A RAG-ready inference appliance: OpenAI-compatible chat over your own models and documents."""
 
 
+cli.add_command(audit)
 cli.add_command(models)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from appliance.audit import AuditEvent, operator
 from appliance.cli_options import config_option, examples, json_option, print_json
 from appliance.config import Config, load
 from appliance.errors import ApplianceError, ConfigError
@@ -52,6 +54,7 @@ def pull(wanted: tuple[str, ...], refresh: bool, config_path: Path, as_json: boo
     store = open_store(config, Plugins(config).model_sources())
     sources = [_source(config, name) for name in wanted] or configured_sources(config)
     pulled = pull_all(store, sources, refresh=refresh)
+    _report(config, "models.pull", {source: {"path": str(path)} for source, path in pulled.items()})
     if as_json:
         print_json([{"source": source, "path": str(path)} for source, path in pulled.items()])
         return
@@ -88,6 +91,7 @@ def rm(wanted: tuple[str, ...], config_path: Path, as_json: bool) -> None:
     config = load(config_path)
     store = open_store(config, Plugins(config).model_sources())
     freed = {source: store.remove(source) for source in (_source(config, name) for name in wanted)}
+    _report(config, "models.remove", {source: {"freed_bytes": size} for source, size in freed.items() if size})
     if as_json:
         print_json([{"source": source, "freed_bytes": size} for source, size in freed.items()])
         return
@@ -150,6 +154,20 @@ def _lines(source: str) -> Progress:
         click.echo(f"{source}: {what} ({amount})" if amount else f"{source}: {what}", err=True)
 
     return show
+
+
+def _report(config: Config, action: str, sources: Mapping[str, Mapping[str, str | int]]) -> None:
+    """Tell the audit log before the command acknowledges."""
+    # Not at the top: the database's library costs a third of a second.
+    from appliance.auditing import report
+
+    by = operator()
+    events = [
+        AuditEvent(action=action, outcome="success", principal=by, tenant="", object=source, details=details)
+        for source, details in sources.items()
+    ]
+    if events:
+        asyncio.run(report(config, events))
 
 
 def _source(config: Config, name: str) -> str:

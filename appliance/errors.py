@@ -112,9 +112,7 @@ class Unauthenticated(RequestError):
     type = "authentication_error"
     code = "invalid_api_key"
 
-    def __init__(
-        self, message: str, *, challenge: str | None = None, reason: str = "missing", claimed: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, challenge: str | None = None, reason: str = "", claimed: str = "") -> None:
         super().__init__(message)
         self.challenge = challenge
         self.reason = reason

@@ -7,12 +7,10 @@ import hmac
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 
-from appliance.audit import ORIGIN, SHOWS_DOCUMENTS, AuditEvent, Auditor, Details, Verdict
-from appliance.config import AuditConfig
+from appliance.audit import ORIGIN, SHOWS_DOCUMENTS, AuditEvent, Details, Verdict
+from appliance.context import AppContext
 from appliance.errors import Forbidden, InvalidCredentials, RequestError, Unauthenticated
-from appliance.secret_files import secret_in
 from appliance.types import Passage, Principal, Search
 
 _REMEMBERED = 10_000
@@ -20,12 +18,12 @@ _REMEMBERED = 10_000
 
 
 class Trail:
-    """One per app. Keys of queries' hashes come from ``audit.query_secret``, or from a file under ``data_dir``."""
+    """One per app."""
 
-    def __init__(self, auditor: Auditor, settings: AuditConfig, data_dir: Path) -> None:
-        self._auditor = auditor
-        self._settings = settings
-        self._data_dir = data_dir
+    def __init__(self, context: AppContext) -> None:
+        self._context = context
+        self._auditor = context.audit
+        self._settings = context.config.audit
         self._seen: dict[tuple[str, str], float] = {}
 
     def came_in(self, principal: Principal) -> None:
@@ -41,7 +39,9 @@ class Trail:
 
     def turned_away(self, error: Unauthenticated | InvalidCredentials) -> None:
         """A credential was refused, or there was none."""
-        reason, claimed = ("malformed", "") if isinstance(error, InvalidCredentials) else (error.reason, error.claimed)
+        reason, claimed = "malformed", ""
+        if isinstance(error, Unauthenticated):
+            reason, claimed = error.reason or error.challenge or "missing", error.claimed
         self._auditor.note(
             AuditEvent(
                 action="authentication",
@@ -91,12 +91,11 @@ class Trail:
 
     def _hash(self, query: str) -> str:
         """Equal for equal queries, and nothing that can be guessed without the secret."""
-        return hmac.new(self._secret, query.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+        return hmac.new(self._query_key, query.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
     @cached_property
-    def _secret(self) -> bytes:
-        given = self._settings.query_secret
-        return given.encode() if given else secret_in(self._data_dir / "audit.key")
+    def _query_key(self) -> bytes:
+        return self._context.key_for("audit.queries")
 
 
 def _event(

@@ -10,7 +10,19 @@ from typing import Any
 from litestar import Response
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
 
-from appliance.http import chat, file_batches, files, health, hot, models, objects, openapi, store_files, vector_stores
+from appliance.http import (
+    audit,
+    chat,
+    file_batches,
+    files,
+    health,
+    hot,
+    models,
+    objects,
+    openapi,
+    store_files,
+    vector_stores,
+)
 from appliance.http.guard import ACTION
 from appliance.http.requests import HttpRequest
 from appliance.permissions import PUBLIC
@@ -21,7 +33,10 @@ Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One operation: ``action`` is what the caller must be allowed, ``body`` and ``returns`` document it."""
+    """One operation: ``action`` is what the caller must be allowed, ``body`` and ``returns`` document it.
+
+    ``audit`` is what the audit log calls it, one of ``appliance.audit.ACTIONS``; ``None`` where it tells nothing.
+    """
 
     method: str
     path: str
@@ -30,6 +45,7 @@ class Entry:
     handler: Handler | hot.Route
     body: type[Any] | None = None
     returns: type[Any] | None = None
+    audit: str | None = None
 
 
 _hot = {route.path: route for route in chat.HOT_ROUTES}
@@ -47,11 +63,22 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         "GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model, None, models.ModelObject
     ),
-    Entry("POST", _FILES, "files.write", "Upload a file", files.upload_file, None, objects.FileObject),
+    Entry(
+        "POST",
+        _FILES,
+        "files.write",
+        "Upload a file",
+        files.upload_file,
+        None,
+        objects.FileObject,
+        audit="files.create",
+    ),
     Entry("GET", _FILES, "files.read", "List files", files.list_files),
     Entry("GET", _FILE, "files.read", "Get a file", files.get_file, None, objects.FileObject),
-    Entry("DELETE", _FILE, "files.write", "Delete a file", files.delete_file, None, objects.Deleted),
-    Entry("GET", f"{_FILE}/content", "files.read", "Download a file", files.download_file),
+    Entry(
+        "DELETE", _FILE, "files.write", "Delete a file", files.delete_file, None, objects.Deleted, audit="files.delete"
+    ),
+    Entry("GET", f"{_FILE}/content", "files.read", "Download a file", files.download_file, audit="files.download"),
     Entry(
         "POST",
         _STORES,
@@ -60,6 +87,7 @@ TABLE: tuple[Entry, ...] = (
         vector_stores.create_store,
         objects.CreateVectorStore,
         _STORE,
+        audit="stores.create",
     ),
     Entry("GET", _STORES, "stores.read", "List vector stores", vector_stores.list_stores),
     Entry("GET", _ONE, "stores.read", "Get a vector store", vector_stores.get_store, None, _STORE),
@@ -71,8 +99,18 @@ TABLE: tuple[Entry, ...] = (
         vector_stores.update_store,
         objects.UpdateVectorStore,
         _STORE,
+        audit="stores.update",
     ),
-    Entry("DELETE", _ONE, "stores.write", "Delete a vector store", vector_stores.delete_store, None, objects.Deleted),
+    Entry(
+        "DELETE",
+        _ONE,
+        "stores.write",
+        "Delete a vector store",
+        vector_stores.delete_store,
+        None,
+        objects.Deleted,
+        audit="stores.delete",
+    ),
     Entry(
         "POST",
         f"{_ONE}/search",
@@ -83,7 +121,14 @@ TABLE: tuple[Entry, ...] = (
         objects.SearchResults,
     ),
     Entry(
-        "POST", _MEMBERS, "stores.write", "Attach a file", store_files.attach_file, objects.AttachFile, _MEMBER_OBJECT
+        "POST",
+        _MEMBERS,
+        "stores.write",
+        "Attach a file",
+        store_files.attach_file,
+        objects.AttachFile,
+        _MEMBER_OBJECT,
+        audit="stores.attach",
     ),
     Entry("GET", _MEMBERS, "stores.read", "List a store's files", store_files.list_store_files),
     Entry("GET", _MEMBER, "stores.read", "Get a store's file", store_files.get_store_file, None, _MEMBER_OBJECT),
@@ -95,8 +140,18 @@ TABLE: tuple[Entry, ...] = (
         store_files.update_store_file,
         objects.UpdateStoreFile,
         _MEMBER_OBJECT,
+        audit="stores.update_file",
     ),
-    Entry("DELETE", _MEMBER, "stores.write", "Detach a file", store_files.detach_file, None, objects.Deleted),
+    Entry(
+        "DELETE",
+        _MEMBER,
+        "stores.write",
+        "Detach a file",
+        store_files.detach_file,
+        None,
+        objects.Deleted,
+        audit="stores.detach",
+    ),
     Entry(
         "GET",
         f"{_MEMBER}/content",
@@ -105,6 +160,7 @@ TABLE: tuple[Entry, ...] = (
         store_files.store_file_content,
         None,
         objects.FileContent,
+        audit="stores.content",
     ),
     Entry(
         "POST",
@@ -114,6 +170,7 @@ TABLE: tuple[Entry, ...] = (
         file_batches.create_batch,
         objects.CreateFileBatch,
         _BATCH_OBJECT,
+        audit="stores.attach_batch",
     ),
     Entry("GET", _BATCH, "stores.read", "Get a file batch", file_batches.get_batch, None, _BATCH_OBJECT),
     Entry(
@@ -124,8 +181,10 @@ TABLE: tuple[Entry, ...] = (
         file_batches.cancel_batch,
         None,
         _BATCH_OBJECT,
+        audit="stores.cancel_batch",
     ),
     Entry("GET", f"{_BATCH}/files", "stores.read", "List a batch's files", file_batches.list_batch_files),
+    Entry("GET", "/v1/audit/events", "audit.read", "Read the audit log", audit.list_events, None, audit.AuditEventList),
     Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, None, health.Health),
     Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, None, health.Health),
     Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document),
@@ -142,9 +201,10 @@ def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
     opt = {ACTION: action}
     if isinstance(entry.handler, hot.Route):
         return ASGIRouteHandler(entry.path, opt=opt, copy_scope=False)(entry.handler.__call__)
+    handler = audit.reporting(entry.handler, entry.audit) if entry.audit else entry.handler
     # RFC 9110 section 9.1: who takes GET takes HEAD; the server leaves out the body.
     methods = ["GET", "HEAD"] if entry.method == "GET" else [entry.method]
-    return HTTPRouteHandler(entry.path, http_method=methods, opt=opt, status_code=200)(_with_id(entry.handler))  # type: ignore[arg-type]
+    return HTTPRouteHandler(entry.path, http_method=methods, opt=opt, status_code=200)(_with_id(handler))  # type: ignore[arg-type]
 
 
 def _with_id(handler: Handler) -> Handler:

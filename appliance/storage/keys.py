@@ -23,8 +23,10 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from appliance.audit import AuditEvent, operator
 from appliance.config import load
 from appliance.errors import Conflict, NotFound
+from appliance.storage import audit
 from appliance.storage.database import Database
 from appliance.storage.ids import now
 from appliance.storage.tables import ApiKey
@@ -157,6 +159,7 @@ class KeyStore:
         stored = _stored(row)
         async with self._database.session() as session:
             session.add(row)
+            await audit.append(session, [_event("keys.create", stored)])
         return stored, text
 
     async def list(self) -> list[StoredKey]:
@@ -189,7 +192,9 @@ class KeyStore:
             row.rotations += 1
             if expires_in is not None:
                 row.expires_at = at + expires_in
-            return _stored(row), text
+            stored = _stored(row)
+            await audit.append(session, [_event("keys.rotate", stored)])
+            return stored, text
 
     async def revoke(self, key_id: str) -> StoredKey:
         """Make a key worthless, for good, with both its secrets; again changes nothing. Raises NotFound."""
@@ -197,6 +202,7 @@ class KeyStore:
             row = await self._one(session, key_id)
             if row.revoked_at is None:
                 row.revoked_at = now()
+                await audit.append(session, [_event("keys.revoke", _stored(row))])
             return _stored(row)
 
     async def find(self, key_id: str) -> StoredKey | None:
@@ -219,6 +225,19 @@ class KeyStore:
         if row is None:
             raise NotFound(f"no key has the id {key_id[:64]!r}; appliance keys list shows them")
         return row
+
+
+def _event(action: str, key: StoredKey) -> AuditEvent:
+    """For the audit log, in the transaction of what it tells."""
+    details = {"name": key.name, "user": key.user, "roles": list(key.roles), "scopes": list(key.scopes)}
+    return AuditEvent(
+        action=action,
+        outcome="success",
+        principal=operator(),
+        tenant=key.tenant,
+        object=f"key:{key.id}",
+        details=details,
+    )
 
 
 def _new_text(key_id: str) -> str:

@@ -27,6 +27,7 @@ from appliance.plugin import (
     KeyStore,
     Lifespan,
     Principal,
+    StoredKey,
     Strict,
     Unauthenticated,
     hookimpl,
@@ -71,12 +72,12 @@ class ApiKeys:
         if time.monotonic() - self._checked >= self._refresh:
             await self.refresh()
         if len(text) > _LONGEST:
-            raise _refusal()
+            raise _refusal("malformed")
         digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
-        known = self._known.get(digest) or await self._look_up(text, digest)
-        if known is None or time.time() >= known[1]:
-            raise _refusal()
-        return known[0]
+        principal, until = self._known.get(digest) or await self._look_up(text, digest)
+        if time.time() >= until:
+            raise _refusal("expired", principal.key)
+        return principal
 
     async def refresh(self) -> None:
         """Forget what is remembered if any key was made, rotated or revoked.
@@ -110,13 +111,13 @@ class ApiKeys:
         self._enabled = self._enabled or version[0] > 0
         self._checked = began
 
-    async def _look_up(self, text: str, digest: bytes) -> tuple[Principal, float] | None:
+    async def _look_up(self, text: str, digest: bytes) -> tuple[Principal, float]:
         key_id = self._store.key_id_of(text)
         version = self._version
         stored = await self._store.find(key_id) if key_id else None
         until = stored.good_until(digest.hex()) if stored else 0
         if stored is None or not until:
-            return None
+            raise _refusal(_reason(key_id, stored), key_id)
         found = (stored.principal(), until)
         if version == self._version:
             self._remember(digest, found)
@@ -183,6 +184,20 @@ def _credential(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def _refusal() -> Unauthenticated:
-    """The same words for unknown, malformed, revoked and expired keys, and as the core has for none at all."""
-    return Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>", challenge="invalid_token")
+def _reason(key_id: str | None, stored: StoredKey | None) -> str:
+    if stored is None:
+        return "unknown" if key_id else "malformed"
+    return "wrong_secret" if stored.revoked_at is None else "revoked"
+
+
+def _refusal(reason: str, key_id: str | None = None) -> Unauthenticated:
+    """The same words for unknown, malformed, revoked and expired keys, and as the core has for none at all.
+
+    What is wrong is for the audit log alone.
+    """
+    return Unauthenticated(
+        "missing or invalid API key; send Authorization: Bearer <key>",
+        challenge="invalid_token",
+        reason=reason,
+        claimed=f"key:{key_id}" if key_id else "",
+    )

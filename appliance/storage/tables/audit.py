@@ -9,13 +9,13 @@ from __future__ import annotations
 from sqlalchemy import DDL, BigInteger, Index, Integer, String, Table, Text, event
 from sqlalchemy.orm import Mapped, mapped_column
 
-from appliance.storage.tables.base import Base
+from appliance.storage.tables.base import Base, Tenanted
 
 GENESIS = "0" * 64
 """What the first entry of all follows."""
 
 
-class AuditRow(Base):
+class AuditRow(Tenanted, Base):
     """One entry. ``previous`` and ``hash`` are hex SHA-256, ``details`` is JSON text."""
 
     __tablename__ = "audit_log"
@@ -23,7 +23,6 @@ class AuditRow(Base):
 
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     time_us: Mapped[int] = mapped_column(BigInteger)
-    tenant: Mapped[str] = mapped_column(String(255))
     principal: Mapped[str] = mapped_column(Text)
     user: Mapped[str] = mapped_column(Text)
     action: Mapped[str] = mapped_column(String(64))

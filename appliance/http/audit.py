@@ -1,0 +1,103 @@
+"""The audit log over HTTP: handlers that report what they did, and ``/v1/audit/events``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, Literal, get_args
+
+import msgspec
+from litestar import Response
+
+from appliance.audit import Verdict
+from appliance.errors import BadRequest, RequestError
+from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, runtime, tenant_session
+from appliance.storage import audit
+from appliance.storage.ids import time_of
+
+Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
+_MAX_PAGE = 1000
+_MAX_SEQ = 2**53
+
+
+class AuditEventList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of the log. ``first_id`` and ``last_id`` are numbers of entries, for ``before`` and ``after``."""
+
+    object: str
+    data: list[audit.AuditRecord]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class _Made(msgspec.Struct, frozen=True):
+    id: str = ""
+
+
+_made = msgspec.json.Decoder(_Made).decode
+
+
+def reporting(handler: Handler, action: str) -> Handler:
+    """The same handler, which answers once the audit log holds what it did; failures are noted."""
+
+    @wraps(handler)
+    async def reported(request: HttpRequest) -> Response[Any]:
+        trail, caller = runtime(request).pipeline.trail, principal(request)
+        try:
+            response = await handler(request)
+        except RequestError as error:
+            trail.failed(caller, action, _named(request) or request.path_params.get("vector_store_id", ""), error)
+            raise
+        object_, store = _named(request) or _made(response.content).id, request.path_params.get("vector_store_id")
+        await trail.done(caller, action, object_, {"store": store} if store and store != object_ else {})
+        return response
+
+    return reported
+
+
+def _named(request: HttpRequest) -> str | None:
+    """The innermost object that the path names; a store is in its own answer, as what was made is."""
+    path = request.path_params
+    return path.get("file_id") or path.get("batch_id")
+
+
+async def list_events(request: HttpRequest) -> Response[bytes]:
+    """``GET /v1/audit/events``: the entries of the caller's tenant, newest first."""
+    page, wanted = page_of(request, _MAX_PAGE), _query(request)
+    after, before = _seq(request, "after"), _seq(request, "before")
+    forward = page.order == "asc"
+    # As everywhere: a page before a cursor is the one that touches it, so it is read backwards and turned round.
+    backwards = before is not None and after is None
+    above, below = (after, before) if forward else (before, after)
+    order: Literal["asc", "desc"] = "asc" if forward != backwards else "desc"
+    async with tenant_session(request, write=False) as session:
+        found = await audit.page(session, wanted, after=above, before=below, limit=page.limit + 1, order=order)
+    shown = found[: page.limit][:: -1 if backwards else 1]
+    ids = [str(record.seq) for record in shown]
+    return answer(listing(shown, ids, has_more=len(found) > page.limit))
+
+
+def _query(request: HttpRequest) -> audit.AuditQuery:
+    given = request.query_params
+    outcome = given.get("outcome")
+    if outcome is not None and outcome not in get_args(Verdict):
+        raise BadRequest(f"outcome must be one of {', '.join(get_args(Verdict))}", param="outcome")
+    plain: dict[str, Any] = {name: given.get(name) for name in ("principal", "user", "action", "object", "file")}
+    return audit.AuditQuery(**plain, outcome=outcome, since=_time(request, "since"), until=_time(request, "until"))
+
+
+def _seq(request: HttpRequest, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) < _MAX_SEQ):
+        raise BadRequest(f"{name} must be the number of an entry", param=name)
+    return int(text)
+
+
+def _time(request: HttpRequest, name: str) -> int | None:
+    text = request.query_params.get(name)
+    try:
+        return None if text is None else time_of(text)
+    except ValueError:
+        raise BadRequest(f"{name} must be a time such as 2026-11-30T09:00:00Z", param=name) from None
