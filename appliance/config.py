@@ -132,6 +132,15 @@ class RetrievalConfig(Strict, frozen=True):
     stores: tuple[StoreConfig, ...] = ()
 
 
+class TenantConfig(Strict, frozen=True):
+    """What a tenant may use; ``None`` is all there is for it."""
+
+    models: tuple[str, ...] | None = None
+    """Names of models; others do not exist for the tenant."""
+    stores: tuple[str, ...] | None = None
+    """Names or ids of its vector stores that its callers may reach."""
+
+
 class AuthConfig(Strict, frozen=True):
     """Who may call."""
 
@@ -140,6 +149,8 @@ class AuthConfig(Strict, frozen=True):
     """How OAuth clients call this server: the base URL that they use, as ``https://ai.example.org/v1`` (RFC 9728)."""
     public_docs: bool = True
     """Serve the OpenAPI document without credentials."""
+    tenants: dict[str, TenantConfig] = {}
+    """What single tenants may use, by their names; one that is not here may use everything."""
     roles: dict[str, tuple[str, ...]] = {}
     """Roles of your own: permissions by role, as ``files.read`` or ``stores.*``."""
 
@@ -339,6 +350,7 @@ def _check(config: Config) -> None:
     _check_models(config)
     _check_retrieval(config)
     _check_roles(config.auth.roles)
+    _check_proxies(config.server)
     unlisted = sorted(set(config.plugin) - set(config.plugins))
     if unlisted:
         raise ConfigError(
@@ -350,9 +362,20 @@ def _check(config: Config) -> None:
     if not config.data_dir or "\0" in config.data_dir:
         raise ConfigError("data_dir: must name a folder")
     if not 0 <= config.server.port <= 65535:
-    _check_proxies(config.server)
         raise ConfigError("server.port: must be between 0 and 65535")
     _check_resource(config.auth.resource)
+    _check_tenants(config)
+
+
+def _check_tenants(config: Config) -> None:
+    for tenant, block in config.auth.tenants.items():
+        for name in block.models or ():
+            if config.model(name) is None:
+                raise ConfigError(f"auth.tenants.{tenant}.models: {name} is not a model; name an entry of models")
+    named = [(store.tenant, store.name) for store in config.retrieval.stores]
+    for i, store in enumerate(named):
+        if store in named[:i]:
+            raise ConfigError(f"retrieval.stores[{i}].name: {store[1]} is there twice for the tenant; choose another")
 
 
 def _check_resource(resource: str | None) -> None:
@@ -396,6 +419,14 @@ def _check_retrieval(config: Config) -> None:
             raise ConfigError(f"models[{i}].reranker: no search uses it; set retrieval.reranker to {model.name}")
 
 
+def _check_proxies(server: ServerConfig) -> None:
+    for i, network in enumerate(server.trusted_proxies):
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ConfigError(f"server.trusted_proxies[{i}]: {error}; write it as 10.1.2.3 or 10.0.0.0/8") from None
+
+
 def _check_roles(roles: Mapping[str, tuple[str, ...]]) -> None:
     for role, patterns in roles.items():
         if role in ROLES:
@@ -419,14 +450,6 @@ def check_chunking(size: int, overlap: int, size_where: str, overlap_where: str)
     if not 100 <= size <= 4096:
         raise ConfigError(f"{size_where}: must be between 100 and 4096 tokens, not {size}")
     if not 0 <= overlap <= size // 2:
-def _check_proxies(server: ServerConfig) -> None:
-    for i, network in enumerate(server.trusted_proxies):
-        try:
-            ip_network(network)
-        except ValueError as error:
-            raise ConfigError(f"server.trusted_proxies[{i}]: {error}; write it as 10.1.2.3 or 10.0.0.0/8") from None
-
-
         raise ConfigError(f"{overlap_where}: must be between 0 and half of the chunk size ({size // 2}), not {overlap}")
 
 

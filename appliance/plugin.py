@@ -12,6 +12,8 @@ from appliance.cli_options import config_option, examples, json_option, print_js
 from appliance.config import Config, PriceConfig, Strict, convert
 from appliance.config import load as load_config
 from appliance.context import AppContext
+from appliance.credentials import check_form
+from appliance.egress import Egress, EgressError, EgressRefused, egress_hosts
 from appliance.errors import (
     ApplianceError,
     BadRequest,
@@ -39,8 +41,9 @@ from appliance.errors import (
     Unavailable,
     UnsupportedFile,
 )
-from appliance.hookspecs import hookimpl
 from appliance.gauges import Gauge, Gauges
+from appliance.hookspecs import hookimpl
+from appliance.http.challenges import RESOURCE_METADATA, resource_metadata_path
 from appliance.knowledge.filters import Attributes, Comparison, Compound, Filter, Scalar, matches
 from appliance.permissions import PERMISSIONS, ROLES, SCOPES, Reason, expand
 from appliance.pricing import cost, in_currency, price_of, to_units
@@ -75,6 +78,7 @@ from appliance.protocols import (
 )
 from appliance.sse import EventSplitter, encode, event_data
 from appliance.storage.keys import KeyStore, StoredKey
+from appliance.storage.sessions import SessionStore
 from appliance.storage.usage import UsageDimension, UsageKey, UsageRow, UsageStore, UsageSums, usage_label
 from appliance.types import (
     ANONYMOUS,
@@ -115,12 +119,11 @@ from appliance.wire import (
 
 __all__ = [
     "ANONYMOUS",
+    "ORIGIN",
     "PERMISSIONS",
     "RESOURCE_METADATA",
     "ROLES",
     "SCOPES",
-    "ORIGIN",
-    "Admission",
     "Admission",
     "Admitter",
     "Allowance",
@@ -148,6 +151,9 @@ __all__ = [
     "ContextLengthExceeded",
     "DetokenizeRequest",
     "Document",
+    "Egress",
+    "EgressError",
+    "EgressRefused",
     "Embedder",
     "EmbedderFactory",
     "EmbeddingRequest",
@@ -160,7 +166,10 @@ __all__ = [
     "EventSplitter",
     "Explainer",
     "Filter",
+    "Follower",
     "Forbidden",
+    "Gauge",
+    "Gauges",
     "Generation",
     "HealthCheck",
     "Hit",
@@ -168,23 +177,20 @@ __all__ = [
     "InputFilter",
     "InvalidCredentials",
     "InvalidFile",
-    "Follower",
     "KeyStore",
-    "Gauge",
-    "Gauges",
     "Lifespan",
     "Message",
     "ModelNotFound",
     "ModelSource",
     "ModelSpec",
     "NotFound",
+    "Origin",
     "OutOfSpace",
     "OutputFilter",
     "Parser",
     "Passage",
     "PluginError",
     "PriceConfig",
-    "Origin",
     "Principal",
     "Progress",
     "RateLimited",
@@ -197,6 +203,7 @@ __all__ = [
     "Scalar",
     "Scope",
     "Search",
+    "SessionStore",
     "Span",
     "StartError",
     "StoredChunk",
@@ -225,9 +232,11 @@ __all__ = [
     "UsageSums",
     "VectorStore",
     "VectorStoreFactory",
+    "check_form",
     "config_option",
     "convert",
     "cost",
+    "egress_hosts",
     "encode",
     "event_data",
     "examples",
@@ -240,6 +249,7 @@ __all__ = [
     "message_text",
     "price_of",
     "print_json",
+    "resource_metadata_path",
     "to_units",
     "usage_label",
 ]

@@ -9,18 +9,23 @@ from __future__ import annotations
 import errno
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
-from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError, Unauthenticated
+from appliance.config import AuthConfig
+from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError
+from appliance.http.challenges import challenge
 from appliance.http.disconnect import ClientGone
 from appliance.http.request_id import new_request_id
 
 log = logging.getLogger("appliance.http")
 JSON = "application/json"
+FORM = "error_form"
+"""Under this key a route's ``opt`` may name its ``ErrorForm``; the default is OpenAI's."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -32,9 +37,19 @@ class Problem(NamedTuple):
     headers: dict[str, str]
 
 
+class ErrorForm(NamedTuple):
+    """How one API tells errors: as a body, and what comes before the data of an event in a stream."""
+
+    body: Callable[[RequestError], dict[str, Any]]
+    event: bytes = b""
+
+
 def error_body(error: RequestError) -> dict[str, Any]:
     """The OpenAI error object, all four keys present."""
     return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+
+
+OPENAI = ErrorForm(error_body)
 
 
 def as_request_error(error: BaseException) -> RequestError:
@@ -48,7 +63,7 @@ def as_request_error(error: BaseException) -> RequestError:
     return RequestError("the server had an internal error; its log has the details under this request's id")
 
 
-def problem(error: BaseException, realm: str = "appliance") -> Problem:
+def problem(error: BaseException, auth: AuthConfig, form: ErrorForm = OPENAI) -> Problem:
     """Turn an exception into status, body and headers."""
     shown = as_request_error(error)
     status = getattr(shown, "http_status", shown.status)
@@ -57,9 +72,9 @@ def problem(error: BaseException, realm: str = "appliance") -> Problem:
         headers["retry-after"] = str(max(1, math.ceil(shown.retry_after)))
     if isinstance(shown, MethodNotAllowed):
         headers["allow"] = shown.allow
-    if isinstance(shown, Unauthenticated):
-        headers["www-authenticate"] = f'Bearer realm="{realm}"'
-    return Problem(status, _encode(error_body(shown)), headers)
+    if (told := challenge(shown, auth)) is not None:
+        headers["www-authenticate"] = told
+    return Problem(status, _encode(form.body(shown)), headers)
 
 
 def log_unexpected(error: BaseException, request_id: str) -> None:
@@ -75,7 +90,8 @@ def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     if runtime and not isinstance(error, ApplianceError | HTTPException):
         error = runtime.plugins.on_error(error, None) or error
     log_unexpected(error, request_id)
-    found = problem(error, runtime.config.auth.realm if runtime else "appliance")
+    form = getattr(request.scope.get("route_handler"), "opt", {}).get(FORM, OPENAI)
+    found = problem(error, runtime.config.auth if runtime else AuthConfig(), form)
     headers = {**found.headers, "x-request-id": request_id}
     return Response(found.body, status_code=found.status, media_type=headers.pop("content-type"), headers=headers)
 

@@ -21,6 +21,7 @@ from appliance.http.requests import read_body
 from appliance.wire import decoder
 
 if TYPE_CHECKING:
+    from appliance.config import AuthConfig
     from appliance.runtime import Runtime
 
 log = logging.getLogger("appliance.http")
@@ -37,6 +38,8 @@ _encode = msgspec.json.Encoder().encode
 class Route(ABC):
     """One hot route, mounted as an ASGI app: reads the body, watches the client, and answers errors."""
 
+    form = errors.OPENAI
+
     def __init__(self, path: str, type_: type[Any]) -> None:
         self.path = path
         self.decode = decoder(type_)
@@ -45,7 +48,7 @@ class Route(ABC):
         """Answer one request."""
         runtime: Runtime = scope["litestar_app"].state.runtime
         request_id: str = scope["state"]["request_id"]
-        reply = Reply(send, request_id)
+        reply = Reply(send, request_id, self.form)
         try:
             if cast("Any", scope)["method"] != "POST":
                 raise MethodNotAllowed("this path takes POST only; see GET /openapi.json", allow="POST")
@@ -56,7 +59,7 @@ class Route(ABC):
             log.debug("request %s: the client left", request_id)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an OpenAI error
             errors.log_unexpected(error, request_id)
-            await reply.fail(error, runtime.config.auth.realm)
+            await reply.fail(error, runtime.config.auth)
 
     @abstractmethod
     async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
@@ -66,10 +69,11 @@ class Route(ABC):
 class Reply:
     """Writes one answer; knows whether it has begun."""
 
-    __slots__ = ("_own", "_send", "started")
+    __slots__ = ("_form", "_own", "_send", "started")
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, form: errors.ErrorForm = errors.OPENAI) -> None:
         self._send = send
+        self._form = form
         self._own = [(b"x-request-id", request_id.encode("latin-1"))]
         self.started = False
 
@@ -97,12 +101,13 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": payload, "more_body": False})
 
-    async def fail(self, error: Exception, realm: str) -> None:
+    async def fail(self, error: Exception, auth: AuthConfig) -> None:
         """An error: as a status before the first byte, as an event after it."""
         if not self.started:
-            await self.send_problem(errors.problem(error, realm))
+            await self.send_problem(errors.problem(error, auth, self._form))
             return
-        event = b"data: " + _encode(errors.error_body(errors.as_request_error(error))) + b"\n\n"
+        body = self._form.body(errors.as_request_error(error))
+        event = b"%bdata: %b\n\n" % (self._form.event, _encode(body))
         await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     async def send_problem(self, found: errors.Problem) -> None:
