@@ -62,7 +62,7 @@ class Issuer:
         from authlib.oidc.discovery import get_well_known_url as openid_url
 
         for url in (openid_url(self._issuer, external=True), rfc8414_url(self._issuer, external=True)):
-            response = self._reach(partial(self._client.get, url, withhold_token=True))
+            response = self._reach(partial(self._client.request, "GET", url, withhold_token=True))
             if response.status_code == 200:
                 return self._checked(response)
         raise ApplianceError(f"{self._issuer} publishes no metadata; check the issuer's address")
@@ -90,7 +90,7 @@ class Issuer:
         if endpoint is None:
             raise ApplianceError(f"{self._issuer} offers no device flow; switch it on there, or use an API key")
         wanted = _given(client_id=self._client_id, scope=scope, resource=resource)
-        response = self._reach(lambda: self._client.post(endpoint, data=wanted, withhold_token=True))
+        response = self._reach(lambda: self._client.request("POST", endpoint, data=wanted, withhold_token=True))
         if response.status_code != 200:
             raise ApplianceError(f"{self._issuer} gave no code: {_error_of(response)}; check client id and scopes")
         code = decoded(response, DeviceCode, f"the code of {self._issuer}")

@@ -30,10 +30,8 @@ class BrowserSessions:
             Forbidden: a page of another site may have made the request.
             Unauthenticated: the session is over.
         """
-        if check_form(headers):
-            return None
         text = cookies.read(headers, self._jar.session)
-        if text is None:
+        if text is None or check_form(headers):
             return None
         self.check_origin(headers)
         principal = await self._store.find(text)
