@@ -33,7 +33,7 @@ from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.telemetry import NoTelemetry
 from appliance.trail import Trail
-from appliance.types import Scope
+from appliance.types import ANONYMOUS, Principal, Scope
 
 log = logging.getLogger("appliance")
 _T = TypeVar("_T")
@@ -79,6 +79,7 @@ class Runtime:
             action="server.start",
             outcome="success",
             principal="appliance",
+            tenant="",
             details={"version": __version__, "plugins": list(self.plugins.names)},
         )
         await self.audit.write(started)
@@ -110,11 +111,12 @@ class Runtime:
     async def _warn_of_unknown_stores(self) -> None:
         """A bound store may still be made through the API, so a name that nobody has is no reason not to start."""
         directory = StoreDirectory(self.database)
-        for model in self.models:
-            try:
-                await directory.resolve(Scope(), model.vector_stores)
-            except NotFound as error:
-                log.warning("model %s: its vector_stores name one that is not there: %s", model.name, error)
+        for tenant in self.config.auth.tenants or (ANONYMOUS.tenant,):
+            for model in self.models.of(Principal(id="", tenant=tenant)):
+                try:
+                    await directory.resolve(Scope(tenant), model.vector_stores)
+                except NotFound as error:
+                    log.warning("model %s names a store that tenant %s has not: %s", model.name, tenant, error)
 
     async def stop(self) -> None:
         """Stop everything, in reverse; safe to call twice."""
@@ -257,6 +259,7 @@ def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, con
     return Pipeline(
         plugins=plugins,
         models=models,
+        tenants=config.auth.tenants,
         retriever=retriever,
         authenticators=authenticators,
         authorizers=authorizers,

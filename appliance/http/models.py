@@ -29,14 +29,14 @@ class ModelList(msgspec.Struct, kw_only=True):
 async def list_models(request: HttpRequest) -> Response[bytes]:
     """List the models that the caller may use."""
     models = runtime(request).models
-    allowed = [model for model in models if await _may_use(request, model)]
+    allowed = [model for model in models.of(principal(request)) if await _may_use(request, model)]
     return answer(ModelList(data=[ModelObject(id=model.name, created=models.created) for model in allowed]))
 
 
 async def get_model(request: HttpRequest) -> Response[bytes]:
     """One model by id."""
     models = runtime(request).models
-    model = models.resolve(str(request.path_params["model_id"]).lstrip("/"))
+    model = models.resolve(str(request.path_params["model_id"]).lstrip("/"), principal(request))
     if not await _may_use(request, model):
         raise ModelNotFound("there is no model of that name; GET /v1/models lists them", param="model")
     return answer(ModelObject(id=model.name, created=models.created))

@@ -38,7 +38,7 @@ class Retriever:
 
         Store names and ids are still as given; ``search`` resolves them. Raises BadRequest.
         """
-        bound = models.resolve(call.model)
+        bound = models.resolve(call.model, call.principal)
         request = call.request
         if not isinstance(request, ChatRequest):
             if bound.vector_stores:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from appliance.config import Config, ModelConfig
+from appliance.config import Config, ModelConfig, TenantConfig
 from appliance.context import AppContext
 from appliance.errors import ApplianceError, ConfigError, ModelNotFound
 from appliance.models.embedding import EmbeddingEngine
 from appliance.protocols import Engine, EngineFactory, Tokenizer
-from appliance.types import ModelSpec
+from appliance.types import ANONYMOUS, ModelSpec, Principal
 
 if TYPE_CHECKING:
     from appliance.knowledge.api import Knowledge
@@ -37,19 +37,30 @@ class Model:
 class Models:
     """All models of an app by name. Aliases and embedding models are models like any other."""
 
-    def __init__(self, models: Mapping[str, Model]) -> None:
+    def __init__(self, models: Mapping[str, Model], tenants: Mapping[str, TenantConfig] | None = None) -> None:
         self._models = dict(models)
+        self._tenants = {
+            name: frozenset(tenant.models) for name, tenant in (tenants or {}).items() if tenant.models is not None
+        }
         self.created = int(time.time())
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
 
-    def resolve(self, name: str) -> Model:
-        """The model of that name. Raises ModelNotFound."""
+    def of(self, caller: Principal) -> list[Model]:
+        """Those that are there for the caller's tenant."""
+        return [model for model in self if self._is_for(caller, model.name)]
+
+    def resolve(self, name: str, caller: Principal) -> Model:
+        """The model of that name. Raises ModelNotFound, also for one that is not there for the caller's tenant."""
         found = self._models.get(name)
-        if found is None:
+        if found is None or not self._is_for(caller, name):
             raise ModelNotFound("there is no model of that name; GET /v1/models lists them", param="model")
         return found
+
+    def _is_for(self, caller: Principal, name: str) -> bool:
+        allowed = self._tenants.get(caller.tenant)
+        return allowed is None or caller is ANONYMOUS or name in allowed
 
     def engines(self) -> dict[str, Engine]:
         """Each engine once, by the name of the model that owns it."""
@@ -82,7 +93,7 @@ def build_models(
     for model in config.models:
         if model.alias_of is not None:
             built[model.name] = _entry(model, model.alias_of, built[model.alias_of].engine)
-    return Models({m.name: built[m.name] for m in config.models if m.name in built})
+    return Models({m.name: built[m.name] for m in config.models if m.name in built}, config.auth.tenants)
 
 
 def _engine(

@@ -29,6 +29,7 @@ HEADINGS = {
     "StoreConfig": "retrieval.stores",
     "RetrievalConfig": "retrieval",
     "AuthConfig": "auth",
+    "TenantConfig": "auth.tenants",
     "FiltersConfig": "filters",
     "LimitsConfig": "limits",
     "ObservabilityConfig": "observability",
@@ -38,6 +39,7 @@ HEADINGS = {
     "OnnxOptions": "options of embedder onnx",
     "ApiKeysSettings": "plugin.api_keys",
     "LimitsSettings": "plugin.limits",
+    "LoginSettings": "plugin.login",
     "FairQueueSettings": "plugin.fair_queue",
     "WordlistSettings": "plugin.wordlist",
     "MilvusSettings": "plugin.milvus",
@@ -119,7 +121,7 @@ def test_the_yaml_that_is_shown_is_the_files_under_examples() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_configuration_passes_check(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("UPSTREAM_KEY", "MILVUS_TOKEN"):
+    for name in ("UPSTREAM_KEY", "MILVUS_TOKEN", "LOGIN_CLIENT_SECRET"):
         monkeypatch.setenv(name, "user:secret")
     carried_in = tmp_path / "models" / "large"
     carried_in.mkdir(parents=True)

@@ -356,53 +356,6 @@ async def test_an_expiring_store_says_when_and_refuses_afterwards(client, app) -
     assert (renewed.expires_at, renewed.status) == (None, "completed")
 
 
-ROUTES = [
-    ("GET", "/vector_stores/{store}"),
-    ("POST", "/vector_stores/{store}"),
-    ("DELETE", "/vector_stores/{store}"),
-    ("POST", "/vector_stores/{store}/search"),
-    ("GET", "/vector_stores/{store}/files"),
-    ("POST", "/vector_stores/{store}/files"),
-    ("GET", "/vector_stores/{store}/files/{file}"),
-    ("POST", "/vector_stores/{store}/files/{file}"),
-    ("DELETE", "/vector_stores/{store}/files/{file}"),
-    ("GET", "/vector_stores/{store}/files/{file}/content"),
-    ("POST", "/vector_stores/{store}/file_batches"),
-    ("GET", "/vector_stores/{store}/file_batches/{batch}"),
-    ("POST", "/vector_stores/{store}/file_batches/{batch}/cancel"),
-    ("GET", "/vector_stores/{store}/file_batches/{batch}/files"),
-    ("GET", "/files/{file}"),
-    ("GET", "/files/{file}/content"),
-    ("DELETE", "/files/{file}"),
-]
-BODIES = {"search": {"query": "x"}, "files": {"file_id": "file-x"}, "file_batches": {"file_ids": ["file-x"]}}
-
-
-@pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_o38_another_tenants_ids_answer_as_ids_that_never_existed(app, base, client, raw, method, path) -> None:
-    """The tenant comes from the caller alone; here it is moved under the objects."""
-    from sqlalchemy import update
-
-    from appliance.storage import tables
-
-    store = (await client.vector_stores.create()).id
-    file = await attach(client, store)
-    batch = (await client.vector_stores.file_batches.create(store, file_ids=[file])).id
-    async with app.state.runtime.database.session() as session:
-        for table in (tables.File, tables.VectorStore, tables.StoreFile, tables.FileBatch):
-            await session.execute(update(table).values(tenant="other"))
-    unknown = {"store": "vs_" + "x" * 24, "file": "file-" + "x" * 24, "batch": "vsfb_" + "x" * 24}
-    real = {"store": store, "file": file, "batch": batch}
-    last = path.rpartition("/")[2]
-    body = BODIES.get(last, {"attributes": {}}) if method == "POST" else None
-    answers = [await raw.request(method, path.format(**ids), json=body) for ids in (real, unknown)]
-    assert [answer.status_code for answer in answers] == [404, 404]
-    texts = [answer.text for answer in answers]
-    for kind, value in real.items():
-        texts[0] = texts[0].replace(value, unknown[kind])
-    assert texts[0] == texts[1]
-
-
 async def test_without_retrieval_the_routes_say_what_to_set(tmp_path) -> None:
     app = make_app({"plugins": []}, {}, folder=tmp_path)
     async with serving(app) as base, httpx.AsyncClient(base_url=f"{base}/v1") as raw:

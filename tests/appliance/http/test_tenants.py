@@ -1,0 +1,435 @@
+"""Two tenants and a caller kept to some stores, over every route: what is not theirs was never there (O-38, B2, B3)."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from eventually import eventually
+from inline import Everything, Keys, provides
+from sqlalchemy import event, select
+
+from appliance.http import openapi
+from appliance.http.routes import TABLE, Entry
+from appliance.plugin import Principal
+from appliance.storage.tables import Base, Tenanted
+from appliance.testing import Emit, ScriptedPlugin, make_app, serving
+from appliance.testing.scripted_embedder import ScriptedEmbedder
+
+CONFIG = {
+    "plugins": ["memory", "documents", "tokens"],
+    "models": [
+        {"name": "m", "engine": "scripted"},
+        {"name": "handbook-chat", "alias_of": "m", "vector_stores": ["handbook"]},
+        {"name": "hendbook-chat", "alias_of": "m", "vector_stores": ["hendbook"]},
+        {"name": "secret", "engine": "scripted"},
+        {"name": "words", "embedder": "scripted_embedder"},
+    ],
+    "retrieval": {"vector_store": "memory", "chunk_size": 120, "chunk_overlap": 20},
+    "auth": {
+        "tenants": {
+            "b": {"models": ["m", "handbook-chat", "hendbook-chat", "words"]},
+            "c": {"stores": ["handbook"]},
+        }
+    },
+}
+CALLERS = {
+    "a": Principal(id="alice", tenant="a"),
+    "b": Principal(id="bob", tenant="b"),
+    "limited": Principal(id="lee", tenant="a", stores=frozenset({"handbook"})),
+    "c": Principal(id="carol", tenant="c"),
+}
+REQUIRED = {
+    "model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "query": "zebrafinch",
+    "file_id": "own",
+}  # fmt: skip
+"""Values for the fields that a body must have, where any of the right type will not do."""
+ONE_OF = {"CreateFileBatch": {"file_ids": ["own"]}}
+"""Bodies of which some optional field must be given."""
+ID_FIELDS = {"file_id": "file_id", "file_ids": "file_id"}
+"""Body fields that take ids, and the kind of object they name."""
+OTHER_IDS = {"tool_call_id", "stop_token_ids", "id", "prompt_cache_key", "safety_identifier"}
+"""Fields that end like ids and name nothing that is stored."""
+NO_OBJECT = {"model_id"}
+"""Path parameters that name nothing of a tenant's."""
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+shared = pytest_asyncio.fixture(scope="module", loop_scope="module")
+
+
+@dataclass
+class World:
+    """A served app, a client for each caller, and the ids of what a tenant has, by path parameter."""
+
+    app: Any
+    clients: Mapping[str, httpx.AsyncClient]
+    foreign: dict[str, str]
+    own: dict[str, str]
+    private: dict[str, str]
+
+    def unknown(self, like: str) -> str:
+        """An id of the same form that never existed."""
+        return f"{like.partition('_' if '_' in like else '-')[0]}{'_' if '_' in like else '-'}{'x' * 24}"
+
+
+async def fill(client: httpx.AsyncClient, name: str) -> dict[str, str]:
+    """A store of that name with a file and a batch."""
+    answer = await client.post("/v1/files", files={"file": ("a.txt", b"zebrafinch")}, data={"purpose": "assistants"})
+    file = answer.json()["id"]
+    store = (await client.post("/v1/vector_stores", json={"name": name})).json()["id"]
+    batch = (await client.post(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": [file]})).json()["id"]
+
+    async def done() -> bool:
+        return (await client.get(f"/v1/vector_stores/{store}")).json()["status"] == "completed"
+
+    await eventually(done, 20)
+    return {"vector_store_id": store, "file_id": file, "batch_id": batch}
+
+
+@shared
+async def world(tmp_path_factory):
+    plugins = {
+        "scripted": ScriptedPlugin([Emit("hello")]),
+        "scripted_embedder": ScriptedEmbedder(),
+        "keys": provides(authenticators=[Keys(CALLERS)], authorizers=[Everything()]),
+    }
+    app = make_app(CONFIG, plugins, folder=tmp_path_factory.mktemp("tenants"))
+    async with serving(app) as url:
+        clients = {
+            name: httpx.AsyncClient(base_url=url, timeout=30, headers={"authorization": f"Bearer {name}"})
+            for name in CALLERS
+        }
+        handbook, own = await fill(clients["a"], "handbook"), await fill(clients["b"], "of b")
+        private = await fill(clients["a"], "private")
+        yield World(app, clients, handbook, own, private)
+        for client in clients.values():
+            await client.aclose()
+
+
+# -- what there is to cross, taken from the route table ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One request with the places that take ids: path parameters, then a place in the body or ``None``."""
+
+    entry: Entry
+    parameters: tuple[str, ...]
+    crossed: tuple[str, ...]
+    place: tuple[str | int, ...] = ()
+
+    def __str__(self) -> str:
+        where = ".".join(map(str, self.place)) or "+".join(self.crossed)
+        return f"{self.entry.method} {self.entry.path}: {where}"
+
+
+def crossings() -> Iterator[Crossing]:
+    """Every way to put ids of others into a request of the table."""
+    for entry in TABLE:
+        parameters = tuple(name for name in re.findall(r"\{(\w+):", entry.path) if name not in NO_OBJECT)
+        for count in range(1, len(parameters) + 1):
+            for crossed in itertools.combinations(parameters, count):
+                yield Crossing(entry, parameters, crossed)
+        for place in id_places(entry.body):
+            yield Crossing(entry, parameters, (), place)
+
+
+def schemas() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = openapi.build()["components"]["schemas"]
+    return found
+
+
+def id_places(body: type[Any] | None) -> Iterator[tuple[str | int, ...]]:
+    """Where a body takes ids, by its schema; lists by their first item."""
+    if body is not None:
+        yield from _id_places({"$ref": f"#/components/schemas/{body.__name__}"}, ())
+
+
+def _id_places(schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    if len(path) > 8:
+        return
+    if reference := schema.get("$ref"):
+        yield from _id_places(schemas()[reference.rpartition("/")[2]], path)
+    for option in schema.get("anyOf", ()):
+        yield from _id_places(option, path)
+    if isinstance(schema.get("items"), dict):
+        yield from _id_places(schema["items"], (*path, 0))
+    for name, inner in schema.get("properties", {}).items():
+        if name in ID_FIELDS:
+            yield (*path, name, 0) if name.endswith("s") else (*path, name)
+        else:
+            assert name in OTHER_IDS or not re.search(r"(^|_)ids?$", name), f"{name}: add it to this test's tables"
+            yield from _id_places(inner, (*path, name))
+
+
+def body_of(entry: Entry, own: Mapping[str, str]) -> dict[str, Any] | None:
+    """The least body that the route takes, with the caller's own ids."""
+    if entry.body is None:
+        return None
+    body = sample({"$ref": f"#/components/schemas/{entry.body.__name__}"}) | ONE_OF.get(entry.body.__name__, {})
+    return filled(body, own["file_id"])
+
+
+def sample(schema: Mapping[str, Any]) -> Any:
+    """The least value of a schema."""
+    if reference := schema.get("$ref"):
+        return sample(schemas()[reference.rpartition("/")[2]])
+    if options := schema.get("anyOf"):
+        return sample(options[0])
+    if schema.get("type") == "object":
+        properties = schema.get("properties", {})
+        return {name: REQUIRED.get(name) or sample(properties[name]) for name in schema.get("required", ())}
+    if schema.get("type") == "array":
+        return [sample(schema["items"])] if isinstance(schema.get("items"), dict) else []
+    return schema.get("enum", [{"integer": 1, "number": 1, "boolean": True}.get(schema.get("type", ""), "x")])[0]
+
+
+def filled(value: Any, own: str) -> Any:
+    if isinstance(value, dict):
+        return {name: filled(item, own) for name, item in value.items()}
+    if isinstance(value, list):
+        return [filled(item, own) for item in value]
+    return own if value == "own" else copy.deepcopy(value)
+
+
+def put(body: Any, place: tuple[str | int, ...], value: str) -> Any:
+    """The body with a value at a place; what is not there yet is made."""
+    if not place:
+        return value
+    head, *rest = place
+    if head == 0:
+        return [put(body[0] if body else {}, tuple(rest), value)]
+    return {**(body or {}), head: put((body or {}).get(head), tuple(rest), value)}
+
+
+def request_of(crossing: Crossing, own: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, str, Any]:
+    """Method, path and body, with ``others`` where the crossing says so."""
+    ids = {name: others[name] if name in crossing.crossed else own[name] for name in crossing.parameters}
+    path = re.sub(r"\{(\w+):\w+\}", lambda found: ids[found[1]], crossing.entry.path)
+    if not crossing.place:
+        return crossing.entry.method, path, body_of(crossing.entry, own)
+    kind = ID_FIELDS[next(part for part in reversed(crossing.place) if isinstance(part, str))]
+    base = {} if crossing.entry.body and crossing.entry.body.__name__ in ONE_OF else body_of(crossing.entry, own)
+    return crossing.entry.method, path, put(base, crossing.place, others[kind])
+
+
+CROSSINGS = list(crossings())
+
+
+@contextmanager
+def statements(world: World) -> Iterator[list[str]]:
+    """The statements on rows of one tenant that are run meanwhile."""
+    engine, seen = world.app.state.runtime.database._engine.sync_engine, []
+
+    def note(connection, cursor, statement, parameters, context, many) -> None:
+        if "tenant = " in statement and "audit" not in statement:
+            seen.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(engine, "before_cursor_execute", note)
+
+
+async def everything_of(world: World, tenant: str) -> list[str]:
+    """All rows of a tenant in all tables but the log's, as texts."""
+    models = [mapper.class_ for mapper in Base.registry.mappers if issubclass(mapper.class_, Tenanted)]
+    kept = [model for model in models if not model.__tablename__.startswith(("audit", "usage"))]
+    rows = []
+    async with world.app.state.runtime.database.session(write=False) as session:
+        for model in kept:
+            table = model.__table__
+            found = await session.execute(select(table).where(table.c.tenant == tenant))
+            rows += [f"{table.name} {row}" for row in found.all()]
+    return sorted(rows)
+
+
+async def assert_the_same(world: World, caller: str, crossing: Crossing, own: Mapping[str, str], theirs) -> None:
+    """Ids of others and ids of nothing: the same status, headers and bytes, after the same statements."""
+    unknown = {name: world.unknown(value) for name, value in theirs.items()}
+    answers, ran = [], []
+    for others in (theirs, unknown):
+        method, path, body = request_of(crossing, own, others)
+        with statements(world) as seen:
+            answers.append(await world.clients[caller].request(method, path, json=body))
+        ran.append(seen)
+    assert [answer.status_code for answer in answers] == [404, 404], [answer.text for answer in answers]
+    texts, headers = [], []
+    for answer in answers:
+        texts.append(answer.text)
+        headers.append({k: v for k, v in answer.headers.items() if k not in ("x-request-id", "date")})
+    for name, value in theirs.items():
+        texts[0] = texts[0].replace(value, unknown[name])
+    assert texts[0] == texts[1]
+    assert headers[0] == headers[1]
+    assert ran[0] == ran[1]
+
+
+async def test_the_table_has_places_to_cross() -> None:
+    assert len(CROSSINGS) > 25
+    assert {str(c.place) for c in CROSSINGS if c.place} >= {"('file_ids', 0)", "('files', 0, 'file_id')"}
+    known = {"vector_store_id", "file_id", "batch_id"}
+    assert {name for crossing in CROSSINGS for name in crossing.parameters} <= known, (
+        "a route takes a new kind of id: make such an object in fill()"
+    )
+
+
+@pytest.mark.parametrize("crossing", CROSSINGS, ids=str)
+async def test_o38_ids_of_another_tenant_answer_as_ids_that_never_existed(world, crossing) -> None:
+    before = await everything_of(world, "a")
+    assert all(any(value in row for row in before) for value in world.foreign.values())
+    await assert_the_same(world, "b", crossing, world.own, world.foreign)
+    assert await everything_of(world, "a") == before
+
+
+OF_STORES = [c for c in CROSSINGS if not c.place and "vector_store_id" in c.crossed]
+
+
+@pytest.mark.parametrize("crossing", OF_STORES, ids=str)
+async def test_b2_a_caller_kept_to_some_stores_finds_no_others(world, crossing) -> None:
+    before = await everything_of(world, "a")
+    await assert_the_same(world, "limited", crossing, world.foreign, world.private)
+    assert await everything_of(world, "a") == before
+
+
+LISTS = [entry for entry in TABLE if entry.method == "GET"]
+
+
+@pytest.mark.parametrize("cursor", ["after", "before"])
+@pytest.mark.parametrize("entry", LISTS, ids=lambda entry: entry.path)
+async def test_o38_a_cursor_from_another_tenant_is_as_unknown_as_any(world, entry, cursor) -> None:
+    path = re.sub(r"\{(\w+):\w+\}", lambda found: world.own.get(found[1], "m"), entry.path)
+    plain = await world.clients["b"].get(path)
+    is_list = plain.headers["content-type"] == "application/json" and "has_more" in plain.json()
+    for foreign in world.foreign.values():
+        answers = [
+            await world.clients["b"].get(path, params={cursor: value}) for value in (foreign, world.unknown(foreign))
+        ]
+        assert answers[0].text.replace(foreign, world.unknown(foreign)) == answers[1].text
+        assert answers[0].status_code == answers[1].status_code
+        if is_list and "content" not in path:
+            assert answers[0].status_code in (400, 404)
+
+
+async def test_o38_lists_and_counts_hold_what_is_ones_own(world) -> None:
+    for caller, stores, files in (
+        ("a", {world.foreign["vector_store_id"], world.private["vector_store_id"]}, 2),
+        ("b", {world.own["vector_store_id"]}, 1),
+        ("limited", {world.foreign["vector_store_id"]}, 2),
+        ("c", set(), 0),
+    ):
+        listed = (await world.clients[caller].get("/v1/vector_stores")).json()
+        assert {store["id"] for store in listed["data"]} == stores
+        assert all(store["file_counts"]["total"] == 1 for store in listed["data"])
+        assert len((await world.clients[caller].get("/v1/files")).json()["data"]) == files
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "zebrafinch"}]} | fields
+
+
+def searching(*names: str) -> dict[str, Any]:
+    return chat(tools=[{"type": "file_search", "vector_store_ids": list(names)}])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_o38_a_chat_searches_no_store_of_another_tenant(world, stream) -> None:
+    store, private = world.foreign["vector_store_id"], world.private["vector_store_id"]
+    for caller, names, unknown in (
+        ("b", [store], [world.unknown(store)]),
+        ("b", [world.own["vector_store_id"], store], [world.own["vector_store_id"], world.unknown(store)]),
+        ("b", ["handbook"], ["hendbook"]),
+        ("limited", [private], [world.unknown(private)]),
+        ("limited", ["private"], ["privete"]),
+        ("c", [store], [world.unknown(store)]),
+    ):
+        answers = [
+            await world.clients[caller].post("/v1/chat/completions", json=searching(*n) | {"stream": stream})
+            for n in (names, unknown)
+        ]
+        assert [answer.status_code for answer in answers] == [404, 404]
+        assert answers[0].text.replace(names[-1], unknown[-1]) == answers[1].text
+    for caller in ("a", "limited"):
+        for name in (store, "handbook"):
+            answer = await world.clients[caller].post("/v1/chat/completions", json=searching(name))
+            assert answer.status_code == 200, answer.text
+
+
+async def test_o38_stores_bound_to_a_model_are_looked_for_in_the_callers_tenant(world) -> None:
+    names = ("handbook-chat", "hendbook-chat")
+    answers = [await world.clients["b"].post("/v1/chat/completions", json=chat(model=name)) for name in names]
+    assert [answer.status_code for answer in answers] == [404, 404]
+    assert answers[0].text.replace("handbook", "hendbook") == answers[1].text
+    for caller in ("a", "limited"):
+        found = await world.clients[caller].post("/v1/chat/completions", json=chat(model="handbook-chat"))
+        assert found.status_code == 200
+
+
+WRITES = [entry for entry in TABLE if entry.body is not None]
+NOT_THEIRS = {"tenant": "b", "owner": "b", "role": "admin", "roles": ["admin"], "quota": 9, "user_id": "b", "id": "x"}
+
+
+@pytest.mark.parametrize("entry", WRITES, ids=lambda entry: entry.path)
+async def test_b3_tenant_owner_role_and_quota_in_a_body_change_nothing(world, entry) -> None:
+    of_b = await everything_of(world, "b")
+    path = re.sub(r"\{(\w+):\w+\}", lambda found: world.private[found[1]], entry.path)
+    body = NOT_THEIRS | (body_of(entry, world.private) or {})
+    answer = await world.clients["a"].post(path, json=body)
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code == 200:
+        assert answer.json().get("tenant") in (None, "a")
+        assert answer.json().get("id") != "x"
+    assert await everything_of(world, "b") == of_b
+    if answer.status_code == 200 and answer.json().get("object") == "vector_store" and entry.path.endswith("stores"):
+        await world.clients["a"].delete(f"/v1/vector_stores/{answer.json()['id']}")
+
+
+async def test_b3_a_form_that_names_a_tenant_uploads_into_ones_own(world) -> None:
+    of_b = await everything_of(world, "b")
+    form = {"purpose": "assistants", "tenant": "b", "owner": "b"}
+    answer = await world.clients["a"].post("/v1/files", files={"file": ("a.txt", b"x")}, data=form)
+    assert answer.status_code in (200, 400)
+    assert await everything_of(world, "b") == of_b
+    if answer.status_code == 200:
+        await world.clients["a"].delete(f"/v1/files/{answer.json()['id']}")
+
+
+async def test_a_tenant_sees_its_models_and_no_others(world) -> None:
+    listed = {}
+    for caller in ("a", "b"):
+        listed[caller] = {model["id"] for model in (await world.clients[caller].get("/v1/models")).json()["data"]}
+    assert "secret" in listed["a"]
+    assert listed["b"] == {"m", "handbook-chat", "hendbook-chat", "words"}
+    client = world.clients["b"]
+    for method, path, body in (
+        ("GET", "/v1/models/{}", None),
+        ("POST", "/v1/chat/completions", chat()),
+        ("POST", "/v1/chat/completions", chat(stream=True)),
+        ("POST", "/v1/completions", {"prompt": "hi"}),
+        ("POST", "/v1/embeddings", {"input": "hi"}),
+    ):
+        answers = [
+            await client.request(method, path.format(name), json=body and body | {"model": name})
+            for name in ("secret", "nosuch")
+        ]
+        assert [answer.status_code for answer in answers] == [404, 404]
+        assert answers[0].content == answers[1].content
+    assert (await world.clients["a"].post("/v1/chat/completions", json=chat(model="secret"))).status_code == 200
+
+
+async def test_a_caller_kept_to_some_stores_makes_none_but_those(world) -> None:
+    refused = await world.clients["limited"].post("/v1/vector_stores", json={"name": "mine"})
+    assert refused.status_code == 403
+    made = await world.clients["limited"].post("/v1/vector_stores", json={"name": "handbook"})
+    assert made.status_code == 200
+    assert (await world.clients["a"].delete(f"/v1/vector_stores/{made.json()['id']}")).status_code == 200
+    file = world.private["file_id"]
+    assert (await world.clients["limited"].delete(f"/v1/files/{file}")).status_code == 409
+    assert (await world.clients["a"].get(f"/v1/files/{file}")).status_code == 200
