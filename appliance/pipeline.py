@@ -41,6 +41,7 @@ from appliance.trail import Trail
 from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Passage, Principal, Search
 
 if TYPE_CHECKING:
+    from appliance.config import TenantConfig
     from appliance.models.registry import Models
     from appliance.plugins import Plugins
 
@@ -79,6 +80,7 @@ class Pipeline:
     plugins: Plugins
     models: Models
     trail: Trail
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
     retriever: Retriever | None = None
     authenticators: Sequence[tuple[str, Authenticator]] = ()
     authorizers: Sequence[tuple[str, Authorizer]] = ()
@@ -114,8 +116,17 @@ class Pipeline:
         challenge = "invalid_token" if check_form(headers, query) else None
         for authenticator in enabled:
             if principal := await authenticator.authenticate(headers):
-                return principal
+                return self._kept_to_tenant(principal)
         raise Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>", challenge=challenge)
+
+    def _kept_to_tenant(self, principal: Principal) -> Principal:
+        """The caller, with no more vector stores than the tenant may reach (``auth.tenants``)."""
+        tenant = self.tenants.get(principal.tenant)
+        if tenant is None or tenant.stores is None:
+            return principal
+        allowed = frozenset(tenant.stores)
+        stores = allowed if principal.stores is None else principal.stores & allowed
+        return msgspec.structs.replace(principal, stores=stores)
 
     async def authorize(self, principal: Principal, action: str, resource: str) -> None:
         """Every authorizer must agree. Raises Forbidden."""
@@ -133,6 +144,7 @@ class Pipeline:
         ``template`` is the route, for the trace. Raises any RequestError before the first chunk, and while iterating.
         """
         async with self._run(call, template) as (record, span, held, admissions):
+            self.models.resolve(call.model, call.principal)
             await self.authorize(call.principal, "models.use", call.model)
             await self._admit(call, record, held, admissions)
             for admission in admissions:
@@ -238,7 +250,7 @@ class Pipeline:
         held.push(_ending(step))
         if trace := self.telemetry.headers(step):
             call = msgspec.structs.replace(call, headers={**call.headers, **trace})
-        model = self.models.resolve(call.model)
+        model = self.models.resolve(call.model, call.principal)
         record.asked = model.engine.ready
         if model.tokenizer is not None and call.stream and (call.request.n or 1) == 1:
             record.produced = bytearray()
@@ -274,7 +286,7 @@ class Pipeline:
             await asyncio.wait(self._telling, timeout=_SETTLE_SECONDS)
 
     async def _count_and_tell(self, record: CallRecord, span: TraceSpan) -> None:
-        record.usage = await counted(record, self.models.resolve(record.call.model).tokenizer)
+        record.usage = await counted(record, self.models.resolve(record.call.model, record.call.principal).tokenizer)
         _finish(span, record)
         await self._tell(record)
 

@@ -59,7 +59,7 @@ class ModelRoute(Route):
         request = self.decode(body)
         self._check(request, runtime.config.limits)
         validate.cap_tokens(request, runtime.config.limits)
-        model = runtime.models.resolve(request.model)
+        model = runtime.models.resolve(request.model, scope["user"])
         if model.embeds and self.operation != "embeddings":
             raise BadRequest(f"model {model.name} makes embeddings; use it with /v1/embeddings", param="model")
         if not isinstance(request, EmbeddingRequest):
