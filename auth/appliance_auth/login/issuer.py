@@ -40,7 +40,7 @@ class Issuer:
 
         self._issuer = checked_url(issuer, "the issuer")
         self._client_id = client_id
-        self._client = OAuth2Client(client_id, token_endpoint_auth_method="none", timeout=_TIMEOUT)  # noqa: S106 - RFC 7591's word
+        self._client: Any = OAuth2Client(client_id, token_endpoint_auth_method="none", timeout=_TIMEOUT)  # noqa: S106 - RFC 7591's word
         self._metadata: Metadata | None = None
 
     def __enter__(self) -> Issuer:

@@ -122,8 +122,8 @@ class Provider:
         except EgressError as error:
             raise _unavailable(error) from None
 
-    def _client(self) -> AsyncOAuth2Client:
-        """One for each use: it remembers the tokens it got."""
+    def _client(self) -> Any:
+        """Authlib's client, one for each use: it remembers the tokens it got."""
         settings = self._settings
         return AsyncOAuth2Client(
             settings.client_id,
