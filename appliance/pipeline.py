@@ -39,6 +39,7 @@ from appliance.streams import cited, observed
 from appliance.telemetry import NoTelemetry, finish_span
 from appliance.trail import Trail
 from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Passage, Principal, Search
+from appliance.wire import asks_logprobs
 
 if TYPE_CHECKING:
     from appliance.config import TenantConfig
@@ -59,6 +60,8 @@ class Answer:
     call: Call
     chunks: AsyncIterator[Chunk]
     headers: Mapping[str, str]
+    scores: bool
+    """Whether the caller may see the passages' scores."""
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self.chunks
@@ -71,6 +74,8 @@ class Found:
     search: Search
     passages: Sequence[Passage]
     headers: Mapping[str, str]
+    scores: bool
+    """Whether the caller may see the passages' scores."""
 
 
 @dataclass
@@ -137,6 +142,15 @@ class Pipeline:
             self.trail.denied(principal, action, resource, error)
             raise
 
+    async def _may_see_scores(self, call: Call) -> bool:
+        """Not to may them is no refusal, they are left out: so nothing is noted."""
+        try:
+            for _, authorizer in self.authorizers:
+                await authorizer.authorize(call.principal, "scores.read", call.model)
+        except Forbidden:
+            return False
+        return True
+
     @asynccontextmanager
     async def answer(self, call: Call, template: str) -> AsyncIterator[Answer]:
         """Take a call through all steps; the body of the ``async with`` sends the chunks.
@@ -146,6 +160,8 @@ class Pipeline:
         async with self._run(call, template) as (record, span, held, admissions):
             self.models.resolve(call.model, call.principal)
             await self.authorize(call.principal, "models.use", call.model)
+            if asks_logprobs(call.request):
+                await self.authorize(call.principal, "logprobs.read", call.model)
             await self._admit(call, record, held, admissions)
             for admission in admissions:
                 call = capped(call, admission)
@@ -157,7 +173,8 @@ class Pipeline:
             chunks = self.filters.output(call, chunks, held)
             chunks = cited(call, chunks) if call.passages else chunks
             chunks = await held.enter_async_context(aclosing(chunks))  # type: ignore[type-var]
-            yield Answer(call, chunks, _headers(admissions))
+            scores = bool(call.passages) and await self._may_see_scores(call)
+            yield Answer(call, chunks, _headers(admissions), scores)
 
     async def search(self, call: Call, template: str) -> Found:
         """Take a search of vector stores through its steps. ``call.request`` is the ``Search``, its stores by id.
@@ -171,7 +188,19 @@ class Pipeline:
                 raise RetrievalUnavailable("retrieval is off; set retrieval.vector_store in the configuration")
             passages = await self._passages(call, call.request, self.retriever.find, span)
             record.call = msgspec.structs.replace(call, queries=call.request.queries, passages=tuple(passages))
-            return Found(call.request, passages, _headers(admissions))
+            return Found(call.request, passages, _headers(admissions), await self._may_see_scores(call))
+
+    @asynccontextmanager
+    async def work(self, call: Call, template: str) -> AsyncIterator[tuple[Model, Mapping[str, str]]]:
+        """Around work of a model that generates nothing, such as tokenising: authorized, admitted and recorded.
+
+        Gives the model and the reply's headers. Raises any RequestError.
+        """
+        async with self._run(call, template) as (record, _, held, admissions):
+            model = self.models.resolve(call.model, call.principal)
+            await self.authorize(call.principal, "models.use", call.model)
+            await self._admit(call, record, held, admissions)
+            yield model, _headers(admissions)
 
     @asynccontextmanager
     async def _run(

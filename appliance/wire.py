@@ -257,6 +257,13 @@ def message_text(message: Message) -> str:
     return "\n".join(part.text for part in message.content or [] if part.text)
 
 
+def asks_logprobs(request: object) -> bool:
+    """Whether a request wants log probabilities, also by a field that the configuration passes on."""
+    asked = getattr(request, "logprobs", None)
+    passed: dict[str, Any] = getattr(request, "extra", None) or {}
+    return (asked is not None and asked is not False) or any("logprob" in name for name in passed)
+
+
 def question_of(request: ChatRequest) -> str:
     """The text of the last user message, as far as a search reads it; empty if there is none."""
     asked = next((message for message in reversed(request.messages) if message.role == "user"), None)

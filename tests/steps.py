@@ -66,7 +66,8 @@ class Steps:
         return Principal(id="alice")
 
     async def authorize(self, principal: Principal, action: str, resource: str) -> None:
-        await self._at("authorize")
+        if action == "models.use":  # what is asked later depends on the request
+            await self._at("authorize")
 
     @asynccontextmanager
     async def admit(self, call: Call) -> AsyncIterator[None]:

@@ -183,11 +183,11 @@ class TextContent(msgspec.Struct, kw_only=True):
 
 
 class SearchResult(msgspec.Struct, kw_only=True):
-    """A passage that a search found; ``score`` is from 0 to 1."""
+    """A passage that a search found; ``score`` is from 0 to 1, left out where the caller may not see it."""
 
     file_id: str
     filename: str
-    score: float
+    score: float | msgspec.UnsetType = msgspec.UNSET
     attributes: dict[str, Scalar]
     content: list[TextContent]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from litestar import Response
 from msgspec import UNSET, UnsetType
 
@@ -124,7 +125,7 @@ async def search_store(request: HttpRequest) -> Response[bytes]:
     )
     async with ClientWatch(request.receive):
         found = await runtime(request).pipeline.search(search_call(request, wanted), _SEARCH_PATH)
-    results = [_result(passage) for passage in found.passages]
+    results = [_result(passage, scores=found.scores) for passage in found.passages]
     return answer(SearchResults(search_query=list(found.search.queries), data=results), headers=found.headers)
 
 
@@ -216,11 +217,11 @@ def _queries(query: str | Sequence[str]) -> tuple[str, ...]:
     return queries
 
 
-def _result(passage: Passage) -> SearchResult:
+def _result(passage: Passage, *, scores: bool) -> SearchResult:
     return SearchResult(
         file_id=passage.file_id,
         filename=passage.filename,
-        score=passage.score,
+        score=passage.score if scores else msgspec.UNSET,
         attributes=dict(passage.attributes),
         content=[TextContent(text=passage.text)],
     )

@@ -86,14 +86,16 @@ class ResponseBuilder:
     _annotations: list[Json] = field(default_factory=list)
     _finish_reason: str | None = None
 
-    def begin(self, passages: Sequence[Passage] = (), question: str | None = None) -> Iterator[Json]:
-        """``created``, ``in_progress``, and the search that came before the answer."""
+    def begin(
+        self, passages: Sequence[Passage] = (), question: str | None = None, *, scores: bool = False
+    ) -> Iterator[Json]:
+        """``created``, ``in_progress``, and the search that came before the answer; with ``scores`` where it may."""
         yield self._event("response.created", response=self._snapshot())
         yield self._event("response.in_progress", response=self._snapshot())
         if question is not None:
-            yield from self._search(passages, question)
+            yield from self._search(passages, question, scores)
 
-    def _search(self, passages: Sequence[Passage], question: str) -> Iterator[Json]:
+    def _search(self, passages: Sequence[Passage], question: str, scores: bool) -> Iterator[Json]:
         call: Json = {"id": new_id("fs_"), "type": "file_search_call", "status": "in_progress", "queries": [question]}
         opened = self._open({**call, "results": None})
         yield self._event("response.output_item.added", output_index=opened.index, item=dict(opened.item))
@@ -101,7 +103,7 @@ class ResponseBuilder:
             yield self._event(f"response.file_search_call.{step}", output_index=opened.index, item_id=call["id"])
         opened.item["status"] = "completed"
         if RESULTS in self.include:
-            opened.item["results"] = [_result(passage) for passage in passages]
+            opened.item["results"] = [_result(passage, scores=scores) for passage in passages]
         yield self._event("response.output_item.done", output_index=opened.index, item=dict(opened.item))
 
     def feed(self, body: Mapping[str, Any]) -> Iterator[Json]:
@@ -334,11 +336,11 @@ def _usage(usage: Mapping[str, Any]) -> Json:
     }
 
 
-def _result(passage: Passage) -> Json:
+def _result(passage: Passage, *, scores: bool) -> Json:
     return {
         "file_id": passage.file_id,
         "filename": passage.filename,
-        "score": passage.score,
+        **({"score": passage.score} if scores else {}),
         "attributes": dict(passage.attributes),
         "text": passage.text,
     }

@@ -43,6 +43,7 @@ _CHARACTERS_PER_TOKEN = 4
 _FIRST_GUESS = 128.0
 """Tokens of an answer, before any was seen."""
 _SMOOTHING = 0.1
+_QUEUED = ("chat", "completion", "embeddings")
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Weight = Annotated[float, msgspec.Meta(gt=0, le=1000)]
@@ -102,8 +103,8 @@ class FairQueues:
         return {name: queue.depth for name, queue in self._queues.items()}
 
     def admit(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """A lease that waits for the call's turn. What runs in the worker, as embedding, has its own order."""
-        queue = self._queue_of.get(call.model)
+        """A lease that waits for the call's turn. Work that is no generation, as a search, does not queue here."""
+        queue = self._queue_of.get(call.model) if call.operation in _QUEUED else None
         return Lease(queue, call, self._flow(call.principal)) if queue else _FREE
 
     def _flow(self, principal: Principal) -> _Flow:

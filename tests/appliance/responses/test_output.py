@@ -47,7 +47,7 @@ USAGE = {
 
 
 def events(made: ResponseBuilder, *chunks: dict, passages=(), question=None) -> list[dict]:
-    found = [*map(msgspec.json.encode, made.begin(passages, question))]
+    found = [*map(msgspec.json.encode, made.begin(passages, question, scores=True))]
     for chunk in chunks:
         found += map(msgspec.json.encode, made.feed(chunk))
     found += map(msgspec.json.encode, made.finish())
