@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from appliance.admission import Admission
 from appliance.audit import ORIGIN, AuditEvent, Auditor, Origin
+from appliance.audit_feed import AuditFeed
 from appliance.cli_options import config_option, examples, json_option, print_json
 from appliance.config import Config, PriceConfig, Strict, convert
 from appliance.config import load as load_config
@@ -77,6 +78,7 @@ from appliance.protocols import (
     VectorStoreFactory,
 )
 from appliance.sse import EventSplitter, encode, event_data
+from appliance.storage.audit import AuditRecord
 from appliance.storage.keys import KeyStore, StoredKey
 from appliance.storage.sessions import SessionStore
 from appliance.storage.usage import UsageDimension, UsageKey, UsageRow, UsageStore, UsageSums, usage_label
@@ -131,6 +133,8 @@ __all__ = [
     "ApplianceError",
     "Attributes",
     "AuditEvent",
+    "AuditFeed",
+    "AuditRecord",
     "Auditor",
     "Authenticator",
     "Authorizer",

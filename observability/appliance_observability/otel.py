@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from appliance.plugin import ConfigError, Lifespan, Strict, Telemetry, hookimpl
+from appliance.plugin import Lifespan, Strict, Telemetry, hookimpl
+from appliance_observability._otlp import endpoint_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from appliance_observability._spans import OtelTelemetry
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_TRACES_PATH = "/v1/traces"
 _BATCH_SPANS = 128
 _SEND_SECONDS = 5.0
 _FLUSH_SECONDS = 5.0
@@ -126,13 +125,4 @@ def _processor(settings: OtelSettings) -> tuple[SpanProcessor, InMemorySpanExpor
 
 
 def _endpoint(settings: OtelSettings) -> str | None:
-    """The full URL that traces go to."""
-    if settings.endpoint is None and (traces := os.environ.get(_ENDPOINTS[0])):
-        return traces
-    base = settings.endpoint or os.environ.get(_ENDPOINTS[1])
-    if not base:
-        return None
-    if not base.startswith(("http://", "https://")):
-        raise ConfigError("plugin.otel.endpoint: must be an http or https URL, such as http://collector:4318")
-    base = base.rstrip("/")
-    return base if base.endswith(_TRACES_PATH) else base + _TRACES_PATH
+    return endpoint_of(settings.endpoint, "traces", "plugin.otel.endpoint")
