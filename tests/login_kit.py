@@ -16,34 +16,32 @@ PUBLIC = "http://127.0.0.1:1"
 """What the app believes to be its address; tests carry the answers of the provider to where it is."""
 
 
-def settings(oidc: OidcProvider, client: tuple[str, str], **login: Any) -> dict[str, Any]:
-    """A configuration with sign-ins at this provider."""
+def issuer(oidc: OidcProvider) -> dict[str, Any]:
+    """The entry of ``plugin.oauth.issuers`` for the real provider."""
+    return {
+        "issuer": oidc.issuer,
+        "audience": API,
+        "loopback_http": True,
+        "claims": {"tenant": "tenant"},
+        "role_map": {"user": "user", "admin": "admin"},
+        "default_roles": [],
+    }
+
+
+def settings(entry: dict[str, Any], client: tuple[str, str], **login: Any) -> dict[str, Any]:
+    """A configuration with sign-ins at an issuer."""
+    defaults = {
+        "public_url": PUBLIC,
+        "loopback_http": True,
+        "client_id": client[0],
+        "client_secret": client[1],
+        "cli_client_id": OidcProvider.cli,
+        "cli_scope": "openid profile offline_access inference",
+        "cli_resource": API,
+    }
     return {
         "plugins": ["api_keys", "oauth", "rbac", "login"],
-        "plugin": {
-            "oauth": {
-                "issuers": [
-                    {
-                        "issuer": oidc.issuer,
-                        "audience": API,
-                        "loopback_http": True,
-                        "claims": {"tenant": "tenant"},
-                        "role_map": {"user": "user", "admin": "admin"},
-                        "default_roles": [],
-                    }
-                ]
-            },
-            "login": {
-                "public_url": PUBLIC,
-                "loopback_http": True,
-                "client_id": client[0],
-                "client_secret": client[1],
-                "cli_client_id": oidc.cli,
-                "cli_scope": "openid profile offline_access inference",
-                "cli_resource": API,
-            }
-            | login,
-        },
+        "plugin": {"oauth": {"issuers": [entry]}, "login": defaults | login},
     }
 
 
@@ -93,5 +91,5 @@ async def console(
     """Serve the app, give somebody a browser. ``metadata`` is the client's at the provider."""
     public = login.get("public_url", PUBLIC)
     client = await oidc.register(f"{public}/auth/callback", **(metadata or {}))
-    async with loopback.box(folder, config=settings(oidc, client, **login)) as box, Browser(account) as browser:
+    async with loopback.box(folder, config=settings(issuer(oidc), client, **login)) as box, Browser(account) as browser:
         yield Console(box, browser)

@@ -148,12 +148,12 @@ class Issuer:
             raise ApplianceError(f"{self._issuer} cannot be reached ({type(error).__name__}); try again") from None
 
     def _answered(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """For the token endpoint: Authlib raises these where an answer is no JSON object, or is a 5xx."""
+        """For the token endpoint: what Authlib raises for a 5xx, no JSON object, or a lifetime that is no number."""
         import httpx2
 
         try:
             return ask()
-        except (httpx2.HTTPStatusError, ValueError):
+        except (httpx2.HTTPStatusError, ValueError, TypeError, ArithmeticError, RecursionError):
             raise ApplianceError(f"{self._issuer} answered with something unusable; try again") from None
 
 

@@ -94,5 +94,5 @@ def _sessions(settings: LoginSettings, context: AppContext) -> BrowserSessions:
 
 def _cli_client(settings: LoginSettings, client_id: str, context: AppContext) -> CliClient:
     issuer = issuer_of(settings, context.config).issuer
-    resource = settings.cli_resource or context.config.auth.resource
+    resource = context.config.auth.resource if settings.cli_resource is None else settings.cli_resource
     return CliClient(issuer=issuer, client_id=client_id, scope=settings.cli_scope, resource=resource)

@@ -111,8 +111,9 @@ class Provider:
                     endpoint, grant_type="authorization_code", code=code, code_verifier=attempt.code_verifier
                 )
         except OAuthError as error:
-            _fail(error.error or "")
-        except (EgressError, httpx2.HTTPError, ValueError, RecursionError) as error:
+            _fail(str(error.error))  # it may be of any type
+        # Authlib takes the answer as it is: a lifetime may be of any type.
+        except (EgressError, httpx2.HTTPError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             raise _unavailable(error) from None
         return found
 

@@ -36,7 +36,7 @@ class LoginSettings(Strict, frozen=True):
     """A public client that may use the device flow."""
     cli_scope: str = "openid profile offline_access"
     cli_resource: str | None = None
-    """What command lines name as the resource (RFC 8707), where the issuer wants that."""
+    """What command lines name as the resource (RFC 8707), by default ``auth.resource``; empty for none."""
 
     def __repr__(self) -> str:
         """The secret stays out of tracebacks."""

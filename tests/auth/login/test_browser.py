@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import loopback
 import pytest
-from login_kit import PUBLIC, Console, console, settings
+from login_kit import PUBLIC, Console, console, issuer, settings
 from oidc import Browser, OidcProvider, started
 
 
@@ -34,6 +34,19 @@ async def test_A21_somebody_signs_in_and_is_known_by_the_session(web: Console, o
     assert found["id"] == f"user:{oidc.issuer}|alice"
     assert (found["tenant"], found["groups"], found["roles"]) == ("acme", ["engineering"], ["user"])
     assert (await web.client.get(f"{web.url}/v1/models")).status_code == 200
+
+
+async def test_A21_the_provider_is_asked_with_pkce_state_nonce_and_the_exact_redirect_uri(web: Console) -> None:
+    asked = []
+    for _ in range(2):
+        begun = await web.client.get(f"{web.url}/auth/login")
+        asked.append({k: v[0] for k, v in parse_qs(urlsplit(begun.headers["location"]).query).items()})
+    for query in asked:
+        assert query["response_type"] == "code"
+        assert query["redirect_uri"] == f"{PUBLIC}/auth/callback"
+        assert query["code_challenge_method"] == "S256"
+        assert {len(query[name]) for name in ("state", "nonce", "code_challenge")} == {43}
+    assert all(asked[0][name] != asked[1][name] for name in ("state", "nonce", "code_challenge"))
 
 
 async def test_A21_no_token_reaches_the_browser(web: Console) -> None:
@@ -203,7 +216,7 @@ async def test_A25_logout_ends_the_session_on_every_replica(web: Console, tmp_pa
     assert ended.json()["provider_logout_url"].startswith("http://127.0.0.1")
     assert "appliance_session" not in web.client.cookies
     web.client.cookies.set("appliance_session", cookie, domain="127.0.0.1")
-    async with loopback.box(tmp_path, config=settings(oidc, ("another", "replica"))) as replica:
+    async with loopback.box(tmp_path, config=settings(issuer(oidc), ("another", "replica"))) as replica:
         for url in (web.url, replica.url):
             assert (await web.client.get(f"{url}/auth/session")).status_code == 401
     assert (await web.post("/auth/logout")).status_code == 200

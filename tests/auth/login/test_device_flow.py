@@ -168,7 +168,22 @@ def test_A22_trouble_at_the_server_doubles_the_interval(server: FakeAuthorizatio
     assert clock.slept == [5, 10, 20]
 
 
-@pytest.mark.parametrize("poll", [(200, b"<html>"), (200, [1]), (404, b"no"), (200, {"token_type": "Bearer"})], ids=str)
+@pytest.mark.parametrize(
+    "poll",
+    [
+        (200, b"<html>"),
+        (200, [1]),
+        (404, b"no"),
+        (200, {"token_type": "Bearer"}),
+        (200, TOKENS | {"access_token": 1}),
+        (200, TOKENS | {"token_type": "DPoP"}),
+        (200, TOKENS | {"expires_in": "soon"}),
+        (200, TOKENS | {"expires_in": [1]}),
+        (200, b'{"access_token": "at", "token_type": "Bearer", "expires_in": 1e999}'),
+        (200, b'{"a":' * 5000),
+    ],
+    ids=lambda poll: str(poll)[:60],
+)
 def test_A22_an_unusable_answer_is_one_line(server: FakeAuthorizationServer, poll: tuple[int, Any]) -> None:
     server.polls = [poll]
     with pytest.raises(ApplianceError, match=r"unusable|no bearer token"):
