@@ -171,6 +171,8 @@ class LimitsConfig(Strict, frozen=True):
     max_messages: Count = 2048
     max_tools: Count = 128
     max_embedding_inputs: Count = 2048
+    keep_responses_days: Count | None = 30
+    """Days that stored responses are kept; ``null`` for ever."""
 
 
 class ObservabilityConfig(Strict, frozen=True):

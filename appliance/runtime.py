@@ -28,6 +28,8 @@ from appliance.models.store import open_store
 from appliance.pipeline import Pipeline
 from appliance.plugins import Plugins
 from appliance.protocols import Engine, HealthCheck
+from appliance.responses.background import BackgroundResponses
+from appliance.responses.service import Responses
 from appliance.stalls import StallWatch
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
@@ -52,6 +54,8 @@ class Runtime:
     models: Models
     pipeline: Pipeline
     knowledge: Knowledge | None
+    responses: Responses
+    background: BackgroundResponses
     health_checks: Mapping[str, HealthCheck] = field(default_factory=dict)
     draining: bool = False
     _held: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -98,6 +102,7 @@ class Runtime:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._warn_of_unknown_stores()
+        self.background.start()
         await self._held.enter_async_context(StallWatch())
 
     async def _start_knowledge(self, knowledge: Knowledge) -> None:
@@ -121,6 +126,7 @@ class Runtime:
     async def stop(self) -> None:
         """Stop everything, in reverse; safe to call twice."""
         self.draining = True
+        await self.background.stop()
         await self.pipeline.settle()
         stops = [engine.stop() for engine in self.models.engines().values()]
         for result in await asyncio.gather(*stops, return_exceptions=True):
@@ -196,6 +202,8 @@ def build(
     plugins.bind(context)
     knowledge = _knowledge(plugins, context, config_path, in_process=in_process)
     models = build_models(config, plugins.engines(), context, open_store(config, plugins.model_sources()), knowledge)
+    pipeline = _pipeline(plugins, models, knowledge, context)
+    responses = Responses(pipeline, models, database, config.limits)
     return Runtime(
         config=config,
         plugins=plugins,
@@ -204,8 +212,10 @@ def build(
         audit=audit,
         blobs=BlobStore(config.data_path / "files"),
         models=models,
-        pipeline=_pipeline(plugins, models, knowledge, context),
+        pipeline=pipeline,
         knowledge=knowledge,
+        responses=responses,
+        background=BackgroundResponses(responses, database, config.limits.keep_responses_days),
         health_checks=plugins.health_checks(),
     )
 

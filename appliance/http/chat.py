@@ -12,7 +12,7 @@ import msgspec
 from litestar.types import Scope
 
 from appliance.config import LimitsConfig
-from appliance.errors import BadRequest, EngineError
+from appliance.errors import EngineError
 from appliance.http import validate
 from appliance.http.hot import Reply, Route
 from appliance.types import Call, Chunk, Operation
@@ -59,9 +59,8 @@ class ModelRoute(Route):
         request = self.decode(body)
         self._check(request, runtime.config.limits)
         validate.cap_tokens(request, runtime.config.limits)
-        model = runtime.models.resolve(request.model, scope["user"])
-        if model.embeds and self.operation != "embeddings":
-            raise BadRequest(f"model {model.name} makes embeddings; use it with /v1/embeddings", param="model")
+        resolve = runtime.models.resolve if self.operation == "embeddings" else runtime.models.resolve_chat
+        model = resolve(request.model, scope["user"])
         if not isinstance(request, EmbeddingRequest):
             request.extra = self._extra(body, model.pass_fields) if model.pass_fields else None
         return Call(

@@ -10,23 +10,31 @@ from typing import Any
 from litestar import Response
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
 
+from appliance.anthropic.request import MessagesRequest
 from appliance.http import (
     audit,
     chat,
+    conversations,
     file_batches,
     files,
     health,
     hot,
+    messages,
     models,
     objects,
     openapi,
+    responses,
     store_files,
+    tokens,
     vector_stores,
 )
+from appliance.http.errors import FORM
 from appliance.http.guard import ACTION
 from appliance.http.requests import HttpRequest
 from appliance.permissions import PUBLIC
-from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest
+from appliance.responses.request import ResponsesRequest
+from appliance.types import Tokens
+from appliance.wire import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 
 Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
 
@@ -48,17 +56,88 @@ class Entry:
     audit: str | None = None
 
 
-_hot = {route.path: route for route in chat.HOT_ROUTES}
+_hot = {route.path: route for route in (*chat.HOT_ROUTES, responses.RESPONSES_ROUTE, messages.MESSAGES_ROUTE)}
 _FILES, _STORES = "/v1/files", "/v1/vector_stores"
 _FILE, _ONE = f"{_FILES}/{{file_id:str}}", f"{_STORES}/{{vector_store_id:str}}"
 _MEMBERS, _BATCHES = f"{_ONE}/files", f"{_ONE}/file_batches"
 _MEMBER, _BATCH = f"{_MEMBERS}/{{file_id:str}}", f"{_BATCHES}/{{batch_id:str}}"
+_RESPONSE = "/v1/responses/{response_id:str}"
+_CONVERSATIONS = "/v1/conversations"
+_CONVERSATION = f"{_CONVERSATIONS}/{{conversation_id:str}}"
+_ITEM = f"{_CONVERSATION}/items/{{item_id:str}}"
 _STORE, _MEMBER_OBJECT, _BATCH_OBJECT = objects.VectorStoreObject, objects.StoreFileObject, objects.FileBatchObject
 
 TABLE: tuple[Entry, ...] = (
     Entry("POST", "/v1/chat/completions", "models.use", "Answer a chat", _hot["/v1/chat/completions"], ChatRequest),
     Entry("POST", "/v1/completions", "models.use", "Complete a text", _hot["/v1/completions"], CompletionRequest),
     Entry("POST", "/v1/embeddings", "models.use", "Embed texts", _hot["/v1/embeddings"], EmbeddingRequest),
+    Entry("POST", "/v1/responses", "models.use", "Make a response", _hot["/v1/responses"], ResponsesRequest),
+    Entry("GET", _RESPONSE, "responses.read", "Get a response", responses.get_response),
+    Entry(
+        "DELETE", _RESPONSE, "responses.write", "Delete a response", responses.delete_response, None, objects.Deleted
+    ),
+    Entry("POST", f"{_RESPONSE}/cancel", "responses.write", "Cancel a background response", responses.cancel_response),
+    Entry("GET", f"{_RESPONSE}/input_items", "responses.read", "List a response's input", responses.list_input_items),
+    Entry(
+        "POST",
+        _CONVERSATIONS,
+        "responses.write",
+        "Create a conversation",
+        conversations.create_conversation,
+        conversations.CreateConversation,
+        conversations.ConversationObject,
+    ),
+    Entry(
+        "GET",
+        _CONVERSATION,
+        "responses.read",
+        "Get a conversation",
+        conversations.get_conversation,
+        None,
+        conversations.ConversationObject,
+    ),
+    Entry(
+        "POST",
+        _CONVERSATION,
+        "responses.write",
+        "Change a conversation",
+        conversations.update_conversation,
+        conversations.UpdateConversation,
+        conversations.ConversationObject,
+    ),
+    Entry(
+        "DELETE",
+        _CONVERSATION,
+        "responses.write",
+        "Delete a conversation",
+        conversations.delete_conversation,
+        None,
+        objects.Deleted,
+    ),
+    Entry(
+        "POST",
+        f"{_CONVERSATION}/items",
+        "responses.write",
+        "Add items",
+        conversations.create_items,
+        conversations.CreateItems,
+    ),
+    Entry("GET", f"{_CONVERSATION}/items", "responses.read", "List items", conversations.list_items),
+    Entry("GET", _ITEM, "responses.read", "Get an item", conversations.get_item),
+    Entry("DELETE", _ITEM, "responses.write", "Delete an item", conversations.delete_item),
+    Entry(
+        "POST", "/v1/messages", "models.use", "Answer a chat in Anthropic's form", _hot["/v1/messages"], MessagesRequest
+    ),
+    Entry("POST", "/tokenize", "models.use", "See a text's tokens", tokens.tokenize, TokenizeRequest, Tokens),
+    Entry(
+        "POST",
+        "/detokenize",
+        "models.use",
+        "Turn tokens into text",
+        tokens.detokenize,
+        DetokenizeRequest,
+        tokens.Detokenized,
+    ),
     Entry("GET", "/v1/models", "models.read", "List the models", models.list_models, None, models.ModelList),
     Entry(
         "GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model, None, models.ModelObject
@@ -198,8 +277,9 @@ def route_handlers(public_docs: bool) -> list[BaseRouteHandler]:
 
 def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
     action = PUBLIC if public_docs and entry.action == "docs.read" else entry.action
-    opt = {ACTION: action}
+    opt: dict[str, Any] = {ACTION: action}
     if isinstance(entry.handler, hot.Route):
+        opt[FORM] = entry.handler.form
         return ASGIRouteHandler(entry.path, opt=opt, copy_scope=False)(entry.handler.__call__)
     handler = audit.reporting(entry.handler, entry.audit) if entry.audit else entry.handler
     # RFC 9110 section 9.1: who takes GET takes HEAD; the server leaves out the body.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from appliance.config import Config, ModelConfig, TenantConfig
 from appliance.context import AppContext
-from appliance.errors import ApplianceError, ConfigError, ModelNotFound
+from appliance.errors import ApplianceError, BadRequest, ConfigError, ModelNotFound
 from appliance.models.embedding import EmbeddingEngine
 from appliance.protocols import Engine, EngineFactory, Tokenizer
 from appliance.types import ANONYMOUS, ModelSpec, Principal
@@ -56,6 +56,13 @@ class Models:
         found = self._models.get(name)
         if found is None or not self._is_for(caller, name):
             raise ModelNotFound("there is no model of that name; GET /v1/models lists them", param="model")
+        return found
+
+    def resolve_chat(self, name: str, caller: Principal) -> Model:
+        """The model of that name, which must not be one that embeds. Raises ModelNotFound, BadRequest."""
+        found = self.resolve(name, caller)
+        if found.embeds:
+            raise BadRequest(f"model {name} makes embeddings; use it with /v1/embeddings", param="model")
         return found
 
     def _is_for(self, caller: Principal, name: str) -> bool:

@@ -26,7 +26,7 @@ from appliance.storage.tenancy import TenantSession
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
-HEAD = "0006"
+HEAD = "0007"
 """The schema revision this code works with; the newest file in ``migrations/versions``."""
 BUSY_SECONDS = 15.0
 """How long a statement waits for a lock that another transaction holds."""
@@ -177,7 +177,10 @@ def _engine(url: str) -> AsyncEngine:
     except NoSuchModuleError as error:
         raise ConfigError(f"database: {error}; use sqlite+aiosqlite:// or postgresql+asyncpg://") from error
     except ModuleNotFoundError as error:
-        raise ConfigError(f"database: the driver {error.name} is not installed; pip install {error.name}") from error
+        raise ConfigError(
+            f"database: the driver {error.name} is not installed; pip install {error.name} "
+            "(asyncpg: rag-appliance[postgres])"
+        ) from error
     except (SQLAlchemyError, ValueError) as error:
         raise ConfigError("database: not a SQLAlchemy URL such as postgresql+asyncpg://user@host/name") from error
     if engine.dialect.name == "sqlite":

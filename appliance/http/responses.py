@@ -1,0 +1,125 @@
+"""``/v1/responses``: make, fetch, cancel and delete responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+from litestar import Response
+from litestar.types import Scope
+
+from appliance.errors import BadRequest
+from appliance.http import errors
+from appliance.http.disconnect import ClientGone
+from appliance.http.hot import Reply, Route
+from appliance.http.objects import Deleted
+from appliance.http.requests import HttpRequest, answer, item_page, page_of, principal, runtime
+from appliance.responses.output import Json
+from appliance.responses.request import ResponsesRequest
+from appliance.responses.service import PATH, Prepared, Responses
+from appliance.storage import responses
+from appliance.storage.tables.responses import StoredResponse
+from appliance.types import Call
+
+if TYPE_CHECKING:
+    from appliance.runtime import Runtime
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponsesRoute(Route):
+    """``POST /v1/responses``."""
+
+    def __init__(self) -> None:
+        super().__init__(PATH, ResponsesRequest)
+
+    async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
+        """Answer at once, as a stream, or with the promise to work on it."""
+        service = runtime.responses
+        prepared = await service.prepare(self.decode(body), scope["user"])
+        call = service.call(prepared, scope["state"]["request_id"], scope["state"]["headers"])
+        if prepared.request.background:
+            await service.enqueue(prepared)
+            runtime.background.wake()
+            await reply.send_json(_encode(prepared.response))
+        elif prepared.request.stream:
+            await _stream(service, prepared, call, reply)
+        else:
+            await service.generate(prepared, call, _unheard)
+            await reply.send_json(_encode(prepared.response))
+
+
+async def _unheard(events: Iterable[Json]) -> None:
+    for _ in events:
+        pass
+
+
+async def _stream(service: Responses, prepared: Prepared, call: Call, reply: Reply) -> None:
+    """The events; once the first is out, an error is the event ``response.failed``."""
+
+    async def send(events: Iterable[Json]) -> None:
+        if not reply.started:
+            await reply.start_stream()
+        for event in events:
+            await reply.send_piece(_event(event))
+
+    try:
+        await service.generate(prepared, call, send)
+    except ClientGone:
+        raise
+    except Exception as error:
+        if not reply.started:
+            raise
+        errors.log_unexpected(error, call.id)
+        await reply.send_piece(_event(prepared.builder.fail(errors.as_request_error(error))))
+    await reply.end_stream(b"")
+
+
+def _event(event: Json) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
+
+
+async def get_response(request: HttpRequest) -> Response[bytes]:
+    """``GET /v1/responses/{response_id}``."""
+    if request.query_params.get("stream", "false") not in ("false", "0", ""):
+        raise BadRequest("stream: a stored response is not streamed again; leave it out", param="stream")
+    return answer((await _row(request)).body)
+
+
+async def delete_response(request: HttpRequest) -> Response[bytes]:
+    """``DELETE /v1/responses/{response_id}``."""
+    response_id: str = request.path_params["response_id"]
+    async with runtime(request).database.tenant(principal(request).tenant) as session:
+        await responses.remove(session, response_id, principal(request).user)
+    runtime(request).background.cancel(response_id)
+    return answer(Deleted(id=response_id, object="response"))
+
+
+async def cancel_response(request: HttpRequest) -> Response[bytes]:
+    """``POST /v1/responses/{response_id}/cancel``: background ones only; again changes nothing."""
+    async with runtime(request).database.tenant(principal(request).tenant) as session:
+        row = await responses.get(session, request.path_params["response_id"], principal(request).user)
+        if not row.body["background"]:
+            raise BadRequest(
+                "only background responses can be cancelled; close the connection of others", param="response_id"
+            )
+        if row.status in responses.UNFINISHED:
+            row.status = "cancelled"
+            row.body = {**row.body, "status": "cancelled"}
+    runtime(request).background.cancel(row.id)
+    return answer(row.body)
+
+
+async def list_input_items(request: HttpRequest) -> Response[bytes]:
+    """``GET /v1/responses/{response_id}/input_items``: what the request itself brought, newest first by default."""
+    row = await _row(request)
+    return answer(item_page(row.input, page_of(request)))
+
+
+async def _row(request: HttpRequest) -> StoredResponse:
+    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+        return await responses.get(session, request.path_params["response_id"], principal(request).user)
+
+
+RESPONSES_ROUTE = ResponsesRoute()

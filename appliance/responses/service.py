@@ -1,0 +1,173 @@
+"""Makes responses: gathers what was said before, has the pipeline answer, and keeps the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from appliance.config import LimitsConfig
+from appliance.errors import BadRequest, NotFound
+from appliance.http import validate
+from appliance.responses.items import read_input
+from appliance.responses.output import Json, ResponseBuilder, new_response
+from appliance.responses.request import ResponsesRequest, chat_of, check
+from appliance.storage import conversations, responses
+from appliance.storage.database import Database
+from appliance.storage.ids import new_id, now_us
+from appliance.storage.tables.responses import StoredResponse
+from appliance.types import Call, Principal
+from appliance.wire import ChatRequest
+
+if TYPE_CHECKING:
+    from appliance.models.registry import Models
+    from appliance.pipeline import Pipeline
+
+PATH = "/v1/responses"
+Send = Callable[[Iterable[Json]], Awaitable[None]]
+"""Takes events as they come about; must go through all of them."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that was checked, with everything that it builds on."""
+
+    request: ResponsesRequest
+    principal: Principal
+    input: list[Json]
+    chat: ChatRequest
+    builder: ResponseBuilder
+
+    @property
+    def response(self) -> Json:
+        """The response object as it stands."""
+        return self.builder.response
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The service behind ``/v1/responses``."""
+
+    pipeline: Pipeline
+    models: Models
+    database: Database
+    limits: LimitsConfig
+
+    async def prepare(
+        self,
+        request: ResponsesRequest,
+        principal: Principal,
+        response_id: str | None = None,
+        given: list[Json] | None = None,
+    ) -> Prepared:
+        """Check a request and gather its context. ``given``: its input, if it was read before.
+
+        Raises:
+            BadRequest: naming the field. NotFound: what it continues is not there for this caller.
+        """
+        check(request)
+        self.models.resolve_chat(request.model, principal)
+        new = read_input(request.input) if given is None else given
+        items = _resolved(await self._before(request, principal), new)
+        if not items:
+            raise BadRequest("input must hold at least one item", param="input")
+        if len(items) > self.limits.max_messages:
+            raise BadRequest(
+                f"input and what it continues hold more than {self.limits.max_messages} items (limits.max_messages)",
+                param="input",
+            )
+        chat = chat_of(request, items)
+        validate.check_chat(chat, self.limits)
+        validate.cap_tokens(chat, self.limits)
+        status = "queued" if request.background else "in_progress"
+        builder = ResponseBuilder(new_response(request, response_id or new_id("resp_"), status), request.include or ())
+        return Prepared(request, principal, [item for item in new if item["type"] != "item_reference"], chat, builder)
+
+    async def _before(self, request: ResponsesRequest, principal: Principal) -> list[Json]:
+        if request.previous_response_id is None and request.conversation_id is None:
+            return []
+        async with self.database.tenant(principal.tenant, write=False) as session:
+            if request.previous_response_id is not None:
+                return await responses.turns(session, request.previous_response_id, principal.user)
+            found = await conversations.get(session, request.conversation_id or "", principal.user)
+            return await conversations.items(session, found.id)
+
+    async def generate(self, prepared: Prepared, call: Call, send: Send) -> None:
+        """Have it answered; the last event is sent when everything is kept and given back.
+
+        Raises:
+            RequestError: before the first event or in between; then nothing was kept.
+        """
+        builder = prepared.builder
+        async with self.pipeline.answer(call, PATH) as answer:
+            query = answer.call.queries[0] if answer.call.queries else None
+            await send(builder.begin(answer.call.passages, query, scores=answer.scores))
+            async for chunk in answer:
+                await send(builder.feed(chunk.body))
+        ending = list(builder.finish())
+        await self._keep(prepared)
+        await send(ending)
+
+    def call(self, prepared: Prepared, request_id: str, headers: Mapping[str, str]) -> Call:
+        """The call that answers it."""
+        return Call(
+            id=request_id,
+            operation="chat",
+            model=prepared.request.model,
+            request=prepared.chat,
+            principal=prepared.principal,
+            stream=bool(prepared.request.stream),
+            headers=headers,
+        )
+
+    async def enqueue(self, prepared: Prepared) -> None:
+        """Keep a background request, to be worked on by whoever is free."""
+        row = _row(prepared)
+        row.request = msgspec.to_builtins(prepared.request)
+        row.principal = msgspec.to_builtins(prepared.principal)
+        async with self.database.tenant(prepared.principal.tenant) as session:
+            session.add(row)
+
+    async def _keep(self, prepared: Prepared) -> None:
+        """Store the response and add to its conversation, in one transaction."""
+        request, tenant = prepared.request, prepared.principal.tenant
+        if request.background:
+            async with self.database.tenant(tenant) as session:
+                if await responses.end(session, prepared.response["id"], prepared.response):
+                    await self._converse(session, prepared)
+        elif request.stored or request.conversation_id:
+            async with self.database.tenant(tenant) as session:
+                if request.stored:
+                    session.add(_row(prepared))
+                await self._converse(session, prepared)
+
+    async def _converse(self, session: Any, prepared: Prepared) -> None:
+        if prepared.request.conversation_id is not None:
+            found = await conversations.get(session, prepared.request.conversation_id, prepared.principal.user)
+            await conversations.append(session, found, [*prepared.input, *prepared.response["output"]])
+
+
+def _resolved(before: list[Json], new: list[Json]) -> list[Json]:
+    """All items in order; references stand for items that came before. Raises NotFound."""
+    known = {item["id"]: item for item in before if "id" in item}
+    items = list(before)
+    for item in new:
+        if item["type"] != "item_reference":
+            items.append(item)
+        elif item["id"] not in known:
+            raise NotFound(f"input: no item has the id {item['id'][:64]!r} in what this continues", param="input")
+    return items
+
+
+def _row(prepared: Prepared) -> StoredResponse:
+    return StoredResponse(
+        id=prepared.response["id"],
+        user=prepared.principal.user,
+        created_us=now_us(),
+        status=prepared.response["status"],
+        previous_id=prepared.request.previous_response_id,
+        body=prepared.response,
+        input=prepared.input,
+    )

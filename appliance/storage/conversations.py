@@ -1,0 +1,74 @@
+"""Rows of conversations and their items. Sessions are bound to a tenant; within it a conversation is its maker's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from appliance.errors import BadRequest, NotFound
+from appliance.storage import paging
+from appliance.storage.ids import now_us
+from appliance.storage.tables.responses import Conversation, ConversationItem
+
+MAX_ITEMS = 4096
+"""Items that one conversation may hold: all of them are the context of its next response."""
+
+
+async def get(session: AsyncSession, conversation_id: str, user: str | None) -> Conversation:
+    """One conversation that this user may see. Raises NotFound."""
+    query = select(Conversation).where(Conversation.id == conversation_id)
+    found = await session.scalar(query.where(or_(Conversation.user.is_(None), Conversation.user == user)))
+    if found is None:
+        raise NotFound(
+            f"no conversation has the id {conversation_id[:64]!r}; POST /v1/conversations makes one",
+            param="conversation",
+        )
+    return found
+
+
+async def items(session: AsyncSession, conversation_id: str) -> list[dict[str, Any]]:
+    """All items, oldest first."""
+    query = select(ConversationItem.body).where(ConversationItem.conversation_id == conversation_id)
+    return list((await session.scalars(query.order_by(ConversationItem.created_us))).all())
+
+
+async def page(
+    session: AsyncSession, conversation_id: str, wanted: paging.PageRequest
+) -> tuple[Sequence[ConversationItem], bool]:
+    """A page of items, and whether more follow."""
+    query = select(ConversationItem).where(ConversationItem.conversation_id == conversation_id)
+    return await paging.fetch(session, query, (ConversationItem.created_us, ConversationItem.id), wanted)
+
+
+async def item(session: AsyncSession, conversation_id: str, item_id: str) -> ConversationItem:
+    """One item. Raises NotFound."""
+    query = select(ConversationItem).where(ConversationItem.conversation_id == conversation_id)
+    found = await session.scalar(query.where(ConversationItem.id == item_id))
+    if found is None:
+        raise NotFound(f"the conversation has no item with the id {item_id[:64]!r}", param="item_id")
+    return found
+
+
+async def append(session: AsyncSession, conversation: Conversation, new: Sequence[dict[str, Any]]) -> None:
+    """Add items behind the last one; an item that is there already stays where it is. Raises BadRequest."""
+    query = select(ConversationItem.id, ConversationItem.created_us).where(
+        ConversationItem.conversation_id == conversation.id
+    )
+    present = {row.id: row.created_us for row in await session.execute(query)}
+    if len(present) + len(new) > MAX_ITEMS:
+        raise BadRequest(f"a conversation holds at most {MAX_ITEMS} items; begin a new one", param="conversation")
+    place = max([now_us(), *(created + 1 for created in present.values())])
+    for body in new:
+        if body["id"] not in present:
+            session.add(
+                ConversationItem(
+                    id=body["id"],
+                    conversation_id=conversation.id,
+                    created_us=place,
+                    body=body,
+                )
+            )
+            place += 1

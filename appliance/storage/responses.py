@@ -1,0 +1,115 @@
+"""Rows of stored responses. Sessions are bound to a tenant; within it a response is its maker's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import delete, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from appliance.errors import BadRequest, NotFound
+from appliance.storage.ids import now
+from appliance.storage.tables.responses import StoredResponse
+
+MAX_CHAIN = 1000
+LEASE_SECONDS = 30
+MAX_ATTEMPTS = 3
+UNFINISHED = ("queued", "in_progress")
+
+
+async def get(session: AsyncSession, response_id: str, user: str | None, param: str = "response_id") -> StoredResponse:
+    """One response that this user may see. Raises NotFound."""
+    query = select(StoredResponse).where(StoredResponse.id == response_id)
+    found = await session.scalar(query.where(or_(StoredResponse.user.is_(None), StoredResponse.user == user)))
+    if found is None:
+        raise NotFound(f"no response has the id {response_id[:64]!r}; only stored ones can be fetched", param=param)
+    return found
+
+
+async def turns(session: AsyncSession, response_id: str, user: str | None) -> list[dict[str, Any]]:
+    """All items up to and with a response, oldest first: the inputs and outputs of it and of those before it.
+
+    Raises:
+        NotFound: it is not there, or one before it is gone. BadRequest: it is not finished, or the chain is too long.
+    """
+    links: list[StoredResponse] = []
+    next_id: str | None = response_id
+    while next_id is not None:
+        if len(links) == MAX_CHAIN:
+            raise BadRequest(
+                f"previous_response_id: more than {MAX_CHAIN} responses follow each other; begin anew",
+                param="previous_response_id",
+            )
+        row = await get(session, next_id, user, "previous_response_id")
+        if row.status in UNFINISHED:
+            raise BadRequest(
+                f"response {row.id} is still {row.status}; wait until it is completed", param="previous_response_id"
+            )
+        links.append(row)
+        next_id = row.previous_id
+    return [item for row in reversed(links) for item in (*row.input, *row.body["output"])]
+
+
+async def remove(session: AsyncSession, response_id: str, user: str | None) -> None:
+    """Delete a response; those that continue it lose what it said. Raises NotFound."""
+    await session.delete(await get(session, response_id, user))
+
+
+# -- in the background -----------------------------------------------------------------------------------
+
+
+async def due(session: AsyncSession) -> bool:
+    """Whether a claim would find something; a read, so that idling writes nothing."""
+    query = select(StoredResponse.id).where(
+        StoredResponse.status.in_(UNFINISHED), StoredResponse.lease_expires <= now()
+    )
+    return await session.scalar(query.limit(1)) is not None
+
+
+async def claim(session: AsyncSession, limit: int) -> Sequence[StoredResponse]:
+    """Take unfinished background responses that nobody works on; their lease starts now."""
+    query = (
+        select(StoredResponse)
+        .where(StoredResponse.status.in_(UNFINISHED), StoredResponse.lease_expires <= now())
+        .order_by(StoredResponse.created_us)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = (await session.scalars(query)).all()
+    for row in rows:
+        row.lease_expires, row.attempts = now() + LEASE_SECONDS, row.attempts + 1
+    return rows
+
+
+async def renew(session: AsyncSession, ids: Sequence[str]) -> set[str]:
+    """Extend the leases of these; return those that are still wanted, that is neither cancelled nor deleted."""
+    query = update(StoredResponse).where(StoredResponse.id.in_(ids), StoredResponse.status.in_(UNFINISHED))
+    await session.execute(query.values(lease_expires=now() + LEASE_SECONDS))
+    kept = select(StoredResponse.id).where(StoredResponse.id.in_(ids), StoredResponse.status.in_(UNFINISHED))
+    return set((await session.scalars(kept)).all())
+
+
+async def progress(session: AsyncSession, response_id: str, body: dict[str, Any]) -> None:
+    """Say that work on it has begun, unless it was cancelled or deleted."""
+    query = update(StoredResponse).where(StoredResponse.id == response_id, StoredResponse.status.in_(UNFINISHED))
+    await session.execute(query.values(status=body["status"], body=body))
+
+
+async def end(session: AsyncSession, response_id: str, body: dict[str, Any]) -> bool:
+    """Keep the outcome of a background response, unless it was cancelled or deleted; true if it was kept."""
+    query = update(StoredResponse).where(StoredResponse.id == response_id, StoredResponse.status.in_(UNFINISHED))
+    values = {"status": body["status"], "body": body, "lease_expires": 0, "request": None, "principal": None}
+    return bool((await session.execute(query.values(**values))).rowcount)  # type: ignore[attr-defined]
+
+
+async def let_go(session: AsyncSession, ids: Sequence[str]) -> None:
+    """Let go of running ones, to be begun again at once by whoever comes."""
+    query = update(StoredResponse).where(StoredResponse.id.in_(ids), StoredResponse.status.in_(UNFINISHED))
+    await session.execute(query.values(lease_expires=0, attempts=StoredResponse.attempts - 1))
+
+
+async def prune(session: AsyncSession, before_us: int) -> None:
+    """Delete finished responses made before a time, in microseconds since 1970."""
+    query = delete(StoredResponse).where(StoredResponse.created_us < before_us)
+    await session.execute(query.where(StoredResponse.status.not_in(UNFINISHED)))

@@ -1,0 +1,316 @@
+"""``/v1/responses`` and ``/v1/conversations`` through the official client."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+from client_types import event_types, exactly
+from loopback import MODEL, Box, connection, request_bytes, until
+from openai.types.conversations import Conversation
+from openai.types.responses import Response, ResponseStreamEvent
+
+from appliance.testing import CallTool, Emit, Fail, Finish, Wait, make_app, serving
+from appliance.testing.scripted_embedder import ScriptedEmbedder
+
+EVENTS = event_types(ResponseStreamEvent)
+ECHO = {**MODEL, "models": [{"name": "m", "engine": "scripted", "options": {"echo": True}}]}
+
+
+async def raw(b: Box, method: str, path: str, body: object = None) -> tuple[int, dict]:
+    answer = await b.client.request(method, path, json=body)
+    return answer.status_code, answer.json()
+
+
+def said(b: Box) -> list[tuple[str, str]]:
+    """The messages of the engine's latest call."""
+    return [(message.role, message.content) for message in b.engine.diaries[-1].call.request.messages]
+
+
+async def test_an_answer_is_a_response_of_the_clients_type(box) -> None:
+    async with box([Emit("Hel"), Emit("lo")]) as b:
+        status, body = await raw(b, "POST", "/v1/responses", {"model": "m", "input": "hi"})
+        answer = exactly(Response, body)
+        assert (status, answer.output_text, answer.status) == (200, "Hello", "completed")
+        assert answer.usage.output_tokens > 0
+
+
+async def test_a_stream_has_typed_events_that_join_to_the_stored_response(box) -> None:
+    async with box([Emit("Hel"), Emit("lo")]) as b:
+        events = [event async for event in await b.openai.responses.create(model="m", input="hi", stream=True)]
+        for number, event in enumerate(events):
+            exactly(EVENTS[event.type], event.model_dump(exclude_unset=True))
+            assert event.sequence_number == number
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Hello"
+        stored = await b.openai.responses.retrieve(events[-1].response.id)
+        assert stored == events[-1].response
+
+
+async def test_the_clients_stream_helper_gathers_the_whole_response(box) -> None:
+    async with box([Emit("a"), CallTool('{"x":', name="f"), CallTool("1}", name="f"), Finish("tool_calls")]) as b:
+        tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+        async with b.openai.responses.stream(model="m", input="hi", tools=tools) as stream:
+            final = await stream.get_final_response()
+        assert [item.type for item in final.output] == ["message", "function_call"]
+        assert final.output[1].arguments == '{"x":1}'
+
+
+async def test_a_plain_socket_sees_named_events_and_no_done(box) -> None:
+    async with box([Emit("a")]) as b:
+        answer = await b.client.post("/v1/responses", json={"model": "m", "input": "hi", "stream": True})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        blocks = answer.text.strip().split("\n\n")
+        for block in blocks:
+            event, data = block.split("\n")
+            assert event == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+        assert "[DONE]" not in answer.text
+
+
+async def test_what_was_said_before_comes_before_the_new_input(box) -> None:
+    async with box([Emit("one")]) as b:
+        first = await b.openai.responses.create(model="m", input="1", instructions="Be brief.")
+        b.engine.script = [Emit("two")]
+        second = await b.openai.responses.create(model="m", input="2", previous_response_id=first.id)
+        await b.openai.responses.create(model="m", input="3", previous_response_id=second.id)
+        assert said(b) == [("user", "1"), ("assistant", "one"), ("user", "2"), ("assistant", "two"), ("user", "3")]
+        assert second.previous_response_id == first.id
+
+
+async def test_a_chain_survives_a_restart(tmp_path, box) -> None:
+    async with box([Emit("one")]) as b:
+        first = await b.openai.responses.create(model="m", input="1")
+    async with box([Emit("two")]) as b:
+        await b.openai.responses.create(model="m", input="2", previous_response_id=first.id)
+        assert said(b) == [("user", "1"), ("assistant", "one"), ("user", "2")]
+
+
+async def test_tool_calls_go_round(box) -> None:
+    async with box([CallTool('{"city":"Ulm"}', name="weather"), Finish("tool_calls")]) as b:
+        tools = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+        first = await b.openai.responses.create(model="m", input="weather?", tools=tools)
+        call = first.output[0]
+        b.engine.script = [Emit("12 C")]
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "12"}
+        second = await b.openai.responses.create(model="m", input=[result], previous_response_id=first.id, tools=tools)
+        assert second.output_text == "12 C"
+        roles = [message.role for message in b.engine.diaries[-1].call.request.messages]
+        assert roles == ["user", "assistant", "tool"]
+
+
+async def test_what_is_not_to_be_stored_cannot_be_fetched_or_continued(box) -> None:
+    async with box([Emit("a")]) as b:
+        made = await b.openai.responses.create(model="m", input="1", store=False)
+        with pytest.raises(openai.NotFoundError):
+            await b.openai.responses.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError) as error:
+            await b.openai.responses.create(model="m", input="2", previous_response_id=made.id)
+        assert error.value.param == "previous_response_id"
+
+
+async def test_input_items_are_listed_in_pages(box) -> None:
+    async with box([Emit("a")]) as b:
+        items = [{"role": "user", "content": str(number)} for number in range(5)]
+        made = await b.openai.responses.create(model="m", input=items)
+        pages = b.openai.responses.input_items.list(made.id, limit=2, order="asc")
+        assert [item.content[0].text async for item in pages] == ["0", "1", "2", "3", "4"]
+        newest = await b.openai.responses.input_items.list(made.id, limit=2)
+        assert [item.content[0].text for item in newest.data] == ["4", "3"]
+
+
+async def test_a_deleted_response_is_gone(box) -> None:
+    async with box([Emit("a")]) as b:
+        made = await b.openai.responses.create(model="m", input="1")
+        await b.openai.responses.delete(made.id)
+        missing = await raw(b, "GET", f"/v1/responses/{made.id}")
+        never = await raw(b, "GET", "/v1/responses/resp_never")
+        assert missing[0] == never[0] == 404
+        assert missing[1]["error"]["code"] == never[1]["error"]["code"]
+
+
+async def test_R5_an_engine_that_dies_in_mid_stream_fails_the_response_and_nothing_is_stored(box) -> None:
+    async with box([Emit("par"), Emit("tial"), Fail("out of memory at 0x7f")]) as b:
+        events = [event async for event in await b.openai.responses.create(model="m", input="hi", stream=True)]
+        assert events[-1].type == "response.failed"
+        assert events[-1].response.error.code == "server_error"
+        assert "0x7f" not in events[-1].model_dump_json()
+        with pytest.raises(openai.NotFoundError):
+            await b.openai.responses.retrieve(events[-1].response.id)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"model": "nobody", "input": "hi"}, 404, "model"),
+        ({"model": "m"}, 400, "input"),
+        ({"model": "m", "input": []}, 400, "input"),
+        ({"input": "hi"}, 400, "model"),
+        ({"model": "m", "input": "hi", "top_p": 7}, 400, "top_p"),
+        ({"model": "m", "input": "hi", "tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+        ({"model": "m", "input": "hi", "previous_response_id": "resp_never"}, 404, "previous_response_id"),
+        ({"model": "m", "input": "hi", "conversation": "conv_never"}, 404, "conversation"),
+        ({"model": "m", "input": "hi", "metadata": {"k": 5}}, 400, "metadata[...]"),
+    ],
+)
+async def test_O_06_errors_before_the_first_event_are_statuses_also_for_streams(box, body, status, param) -> None:
+    async with box([Emit("a")]) as b:
+        for stream in (False, True):
+            found, answer = await raw(b, "POST", "/v1/responses", body | {"stream": stream})
+            assert (found, answer["error"]["param"]) == (status, param)
+
+
+async def test_O_08_nulls_and_unknown_fields_are_taken(box) -> None:
+    async with box([Emit("a")]) as b:
+        fields = (
+            "instructions",
+            "tools",
+            "tool_choice",
+            "text",
+            "reasoning",
+            "include",
+            "metadata",
+            "temperature",
+            "store",
+        )
+        body = {"model": "m", "input": "hi", "x_trace": "abc", **dict.fromkeys(fields)}
+        assert (await raw(b, "POST", "/v1/responses", body))[0] == 200
+
+
+async def test_O_01_a_client_that_leaves_aborts_the_engine(box) -> None:
+    async with box([Wait(20), Emit("x")]) as b:
+        async with connection(b.url) as (_, writer):
+            writer.write(request_bytes("/v1/responses", {"model": "m", "input": "hi", "stream": True}))
+            await until(lambda: b.engine.running)
+        await until(lambda: b.engine.diaries[0].events == ["start", "abort"])
+
+
+# -- in the background -----------------------------------------------------------------------------------
+
+
+async def finished(b: Box, response_id: str) -> Response:
+    async with asyncio.timeout(20):
+        while (found := await b.openai.responses.retrieve(response_id)).status in ("queued", "in_progress"):
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def test_a_background_response_is_worked_on_after_the_answer(box) -> None:
+    async with box([Emit("later")]) as b:
+        made = await b.openai.responses.create(model="m", input="hi", background=True)
+        assert made.status == "queued"
+        done = await finished(b, made.id)
+        assert (done.status, done.output_text, done.background) == ("completed", "later", True)
+
+
+async def test_a_background_response_can_be_cancelled_and_the_engine_stops(box) -> None:
+    async with box([Wait(20), Emit("never")]) as b:
+        made = await b.openai.responses.create(model="m", input="hi", background=True)
+        await until(lambda: b.engine.running)
+        assert (await b.openai.responses.cancel(made.id)).status == "cancelled"
+        await until(lambda: not b.engine.running)
+        assert (await b.openai.responses.retrieve(made.id)).status == "cancelled"
+        assert (await b.openai.responses.cancel(made.id)).status == "cancelled"
+
+
+async def test_a_response_that_is_not_in_the_background_cannot_be_cancelled(box) -> None:
+    async with box([Emit("a")]) as b:
+        made = await b.openai.responses.create(model="m", input="hi")
+        with pytest.raises(openai.BadRequestError):
+            await b.openai.responses.cancel(made.id)
+
+
+async def test_a_background_response_survives_a_restart(box) -> None:
+    async with box([Wait(20), Emit("never")]) as b:
+        made = await b.openai.responses.create(model="m", input="hi", background=True)
+        await until(lambda: b.engine.running)
+    async with box([Emit("after all")]) as b:
+        assert (await finished(b, made.id)).output_text == "after all"
+
+
+async def test_a_background_response_that_fails_says_so(box) -> None:
+    async with box([Emit("par"), Fail("secret detail")]) as b:
+        made = await b.openai.responses.create(model="m", input="hi", background=True)
+        done = await finished(b, made.id)
+        assert (done.status, done.error.code) == ("failed", "server_error")
+        assert "secret" not in done.error.message
+
+
+# -- conversations ---------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_grows_with_its_responses(box) -> None:
+    async with box([Emit("one")]) as b:
+        made = await b.openai.conversations.create(
+            items=[{"type": "message", "role": "developer", "content": "Be brief."}], metadata={"topic": "t"}
+        )
+        await b.openai.responses.create(model="m", input="1", conversation=made.id)
+        b.engine.script = [Emit("two")]
+        await b.openai.responses.create(model="m", input="2", conversation={"id": made.id})
+        assert said(b) == [("developer", "Be brief."), ("user", "1"), ("assistant", "one"), ("user", "2")]
+        items = [item async for item in b.openai.conversations.items.list(made.id, order="asc", limit=2)]
+        assert [item.role for item in items] == ["developer", "user", "assistant", "user", "assistant"]
+
+
+async def test_conversations_and_items_are_made_changed_and_deleted(box) -> None:
+    async with box() as b:
+        status, body = await raw(b, "POST", "/v1/conversations", {})
+        made = exactly(Conversation, body)
+        assert status == 200
+        assert (await b.openai.conversations.update(made.id, metadata={"a": "b"})).metadata == {"a": "b"}
+        added = await b.openai.conversations.items.create(made.id, items=[{"role": "user", "content": "hi"}])
+        item = added.data[0]
+        assert await b.openai.conversations.items.retrieve(item.id, conversation_id=made.id) == item
+        await b.openai.conversations.items.delete(item.id, conversation_id=made.id)
+        assert (await b.openai.conversations.items.list(made.id)).data == []
+        assert (await b.openai.conversations.delete(made.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await b.openai.conversations.retrieve(made.id)
+
+
+async def test_too_many_items_at_once_are_refused(box) -> None:
+    async with box() as b:
+        items = [{"role": "user", "content": "hi"}] * 21
+        status, body = await raw(b, "POST", "/v1/conversations", {"items": items})
+        assert (status, body["error"]["param"]) == (400, "items")
+
+
+# -- search ----------------------------------------------------------------------------------------------
+
+RAG = {
+    "plugins": ["memory", "documents", "tokens", "scripted"],
+    "models": [
+        {"name": "words", "embedder": "scripted_embedder"},
+        {"name": "m", "engine": "scripted", "options": {"echo": True}},
+    ],
+    "retrieval": {"vector_store": "memory", "chunk_size": 100, "chunk_overlap": 0},
+}
+
+
+async def test_O_27_file_search_is_an_item_with_results_and_citations_of_the_right_file(tmp_path) -> None:
+    app = make_app(RAG, {"scripted_embedder": ScriptedEmbedder()}, folder=tmp_path)
+    async with (
+        serving(app) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        store = await client.vector_stores.create()
+        for name, fact in (("a.txt", "The zebrafinch lives in Ulm."), ("b.txt", "The kumquat grows in Bonn.")):
+            await client.vector_stores.files.upload_and_poll(
+                vector_store_id=store.id, file=(name, fact.encode()), poll_interval_ms=30
+            )
+        tools = [{"type": "file_search", "vector_store_ids": [store.id], "max_num_results": 1}]
+        include = ["file_search_call.results"]
+        plain = await client.responses.create(model="m", input="Where is the kumquat?", tools=tools, include=include)
+        async with client.responses.stream(
+            model="m", input="Where is the kumquat?", tools=tools, include=include
+        ) as stream:
+            streamed = await stream.get_final_response()
+        for answer in (plain, streamed):
+            search, message = answer.output
+            assert (search.type, search.status, search.queries) == (
+                "file_search_call",
+                "completed",
+                ["Where is the kumquat?"],
+            )
+            assert [result.filename for result in search.results] == ["b.txt"]
+            text = message.content[0]
+            assert {annotation.filename for annotation in text.annotations} == {"b.txt"}
+            assert all(0 <= annotation.index <= len(text.text) for annotation in text.annotations)
