@@ -170,7 +170,7 @@ async def _form(request: AnyRequest) -> bytes:
 
 def _event(action: str, who: Principal | None, details: Mapping[str, str | None] | None = None) -> AuditEvent:
     if who is None:
-        return AuditEvent(action=action, outcome="failure", principal="anonymous", details=details or {})
+        return AuditEvent(action=action, outcome="failure", principal="unknown", tenant="", details=details or {})
     return AuditEvent(action=action, outcome="success", principal=who.id, user=who.user or "", tenant=who.tenant)
 
 

@@ -36,7 +36,7 @@ class BrowserSessions:
         self.check_origin(headers)
         principal = await self._store.find(text)
         if principal is None:
-            raise Unauthenticated("the session is over; sign in again at /auth/login")
+            raise Unauthenticated("the session is over; sign in again at /auth/login", reason="session_over")
         return principal
 
     def check_origin(self, headers: Mapping[str, str]) -> None:

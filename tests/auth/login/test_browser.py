@@ -10,8 +10,12 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import loopback
 import pytest
+from eventually import eventually
 from login_kit import PUBLIC, Console, console, issuer, settings
 from oidc import Browser, OidcProvider, started
+
+from appliance.storage import audit
+from appliance.storage.audit import AuditQuery
 
 
 @pytest.fixture
@@ -252,3 +256,22 @@ async def test_A25_the_provider_ends_sessions_by_a_logout_token(tmp_path: Path, 
             assert (await web.session()).status_code == 200
             assert (await other.client.post(target, content=form, headers=as_form)).status_code == 200
             assert [(await each.session()).status_code for each in (web, other)] == [401, 200]
+
+
+async def test_sign_ins_and_logouts_are_in_the_audit_log(web: Console, oidc: OidcProvider) -> None:
+    await web.client.get(f"{web.url}/auth/callback?code=x&state=x")
+    await web.sign_in()
+    await web.post("/auth/logout")
+
+    async def told() -> list[tuple[str, str, str, str]] | None:
+        async with web.box.runtime.database.session(write=False) as session:
+            found = [each async for each in audit.records(session, AuditQuery())]
+        mine = [(e.action, e.outcome, e.principal, e.tenant) for e in found if e.action.startswith("session.")]
+        return sorted(mine) if len(mine) == 3 else None
+
+    alice = f"user:{oidc.issuer}|alice"
+    assert await eventually(told) == [
+        ("session.login", "failure", "unknown", ""),
+        ("session.login", "success", alice, "acme"),
+        ("session.logout", "success", alice, "acme"),
+    ]
