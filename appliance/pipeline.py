@@ -43,7 +43,7 @@ from appliance.wire import asks_logprobs
 
 if TYPE_CHECKING:
     from appliance.config import TenantConfig
-    from appliance.models.registry import Models
+    from appliance.models.registry import Model, Models
     from appliance.plugins import Plugins
 
 log = logging.getLogger("appliance.pipeline")

@@ -16,7 +16,7 @@ from appliance.knowledge.filters import Filter, Scalar
 from appliance.sse import encode as encode_event
 from appliance.sse import event_data
 
-Operation: TypeAlias = Literal["chat", "completion", "embeddings", "search"]
+Operation: TypeAlias = Literal["chat", "completion", "embeddings", "search", "tokenize"]
 Outcome: TypeAlias = Literal["success", "error", "aborted", "refused"]
 
 _encode = msgspec.json.Encoder().encode

@@ -7,7 +7,15 @@ from typing import Any
 
 from appliance.config import LimitsConfig
 from appliance.errors import BadRequest
-from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, Message, check_depth
+from appliance.wire import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    Message,
+    TokenizeRequest,
+    check_depth,
+)
 
 MAX_STOP = 16
 MAX_PARTS = 2048
@@ -42,22 +50,44 @@ def cap_tokens(request: ChatRequest | CompletionRequest | EmbeddingRequest, limi
 
 def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
     """Raises BadRequest naming the field."""
-    if not request.messages:
-        raise BadRequest("messages must hold at least one message", param="messages")
-    if len(request.messages) > limits.max_messages:
-        raise BadRequest(f"messages holds more than {limits.max_messages} (limits.max_messages)", param="messages")
-    for i, message in enumerate(request.messages):
-        _check_message(message, f"messages[{i}]")
-    if request.tools is not None and len(request.tools) > limits.max_tools:
-        raise BadRequest(f"tools holds more than {limits.max_tools} (limits.max_tools)", param="tools")
-    for i, tool in enumerate(request.tools or []):
-        _check_tool(tool, f"tools[{i}]")
+    _check_messages(request.messages, request.tools, limits)
     if request.top_logprobs is not None and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if request.metadata is not None and len(request.metadata) > MAX_METADATA:
         raise BadRequest(f"metadata holds more than {MAX_METADATA} keys", param="metadata")
     _check_sampling(request, limits)
     _check_tokens(request.max_completion_tokens, "max_completion_tokens", limits)
+
+
+def check_tokenize(request: TokenizeRequest, limits: LimitsConfig) -> None:
+    """Raises BadRequest naming the field."""
+    if (request.prompt is None) == (request.messages is None):
+        raise BadRequest("give one of prompt and messages", param="prompt")
+    if request.messages is not None:
+        _check_messages(request.messages, request.tools, limits)
+    if request.add_generation_prompt and request.continue_final_message:
+        raise BadRequest("give one of add_generation_prompt and continue_final_message", param="continue_final_message")
+    for name in ("tools", "chat_template_kwargs"):
+        check_depth(getattr(request, name), name)
+
+
+def check_detokenize(request: DetokenizeRequest) -> None:
+    """Raises BadRequest naming the field."""
+    if len(request.tokens) > MAX_PROMPT:
+        raise BadRequest(f"tokens holds more than {MAX_PROMPT}; send several requests", param="tokens")
+
+
+def _check_messages(messages: list[Message], tools: list[dict[str, Any]] | None, limits: LimitsConfig) -> None:
+    if not messages:
+        raise BadRequest("messages must hold at least one message", param="messages")
+    if len(messages) > limits.max_messages:
+        raise BadRequest(f"messages holds more than {limits.max_messages} (limits.max_messages)", param="messages")
+    for i, message in enumerate(messages):
+        _check_message(message, f"messages[{i}]")
+    if tools is not None and len(tools) > limits.max_tools:
+        raise BadRequest(f"tools holds more than {limits.max_tools} (limits.max_tools)", param="tools")
+    for i, tool in enumerate(tools or []):
+        _check_tool(tool, f"tools[{i}]")
 
 
 def _check_message(message: Message, where: str) -> None:

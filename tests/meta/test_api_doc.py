@@ -26,6 +26,7 @@ FIELDS = {
     "Chat": wire.ChatRequest,
     "Text completions": wire.CompletionRequest,
     "Embeddings": wire.EmbeddingRequest,
+    "Tokens": wire.TokenizeRequest,
     "The file_search tool": wire.FileSearch,
     "Vector stores": objects.CreateVectorStore,
     "Files of a store": objects.AttachFile,

@@ -41,6 +41,7 @@ HEADINGS = {
     "LimitsSettings": "plugin.limits",
     "LoginSettings": "plugin.login",
     "FairQueueSettings": "plugin.fair_queue",
+    "UsageSettings": "plugin.usage",
     "WordlistSettings": "plugin.wordlist",
     "MilvusSettings": "plugin.milvus",
     "SourcesSettings": "plugin.sources",

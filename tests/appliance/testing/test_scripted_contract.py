@@ -8,9 +8,10 @@ import pytest
 
 from appliance.testing import Emit, ScriptedEngine
 from appliance.testing.contracts.engine import EngineContract
+from appliance.testing.contracts.tokenizer import TokenizerContract
 
 
-class TestScriptedEngine(EngineContract):
+class TestScriptedEngine(EngineContract, TokenizerContract):
     @pytest.fixture
     async def engine(self, unstarted_engine: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
         await unstarted_engine.start()
