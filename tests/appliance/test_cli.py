@@ -42,6 +42,10 @@ COMMANDS = [
     ("models", "pull"),
     ("models", "list"),
     ("models", "rm"),
+    ("login",),
+    ("logout",),
+    ("whoami",),
+    ("token",),
 ]
 
 
@@ -58,6 +62,12 @@ def test_help_and_version_need_no_configuration(run):
     assert (code, err) == (0, "")
     assert all(word in out for word in ("serve", "check", "config", "plugins", "models"))
     assert run("--version") == (0, f"appliance, version {__version__}\n", "")
+
+
+def test_without_a_configuration_the_commands_of_installed_plugins_are_there(run):
+    code, out, err = run("--help")
+    assert (code, err) == (0, "")
+    assert all(f"\n  {word} " in out for word in ("keys", "login", "logout", "token", "whoami"))
 
 
 def test_help_works_beside_a_broken_configuration_and_says_so(run, tmp_path):
