@@ -2,8 +2,8 @@
 
 At every position the rules know whether something could still match there once more text comes. Text is held back
 from the first such position on, and nothing else is. So a stream, cut anywhere, comes out as the whole text would.
-Upper and lower case are the same; a term matches anywhere, also inside a longer word; of several terms that start at
-one place a blocked one wins over a masked one, then the longest.
+Terms are looked for in the folded text (``_folding``) and cut out of the text as it is. A term matches anywhere, also
+inside a longer word; of several terms that start at one place a blocked one wins over a masked one, then the longest.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from appliance_plugins._folding import Folded, Shortener, fold
 
 MAX_TERM_CHARACTERS = 200
 """Terms are short, so that the window is too."""
@@ -43,14 +45,6 @@ PATTERNS = {
 """Named patterns, which stand in lists of terms under their name."""
 
 
-def fold(text: str) -> str:
-    """Case-folded text of the same length; each character by itself, so that a cut changes nothing."""
-    folded = text.casefold()
-    if len(folded) == len(text):
-        return folded
-    return "".join(one if len(one := char.casefold()) == 1 else char for char in text)
-
-
 class Verdict(NamedTuple):
     """``text`` may go out now; ``held`` may not yet. Once ``blocked``, nothing more may."""
 
@@ -76,28 +70,30 @@ class Rules:
 
     @property
     def longest(self) -> int:
-        """The most characters that are ever held back, plus one."""
+        """The most folded characters that are ever held back, plus one."""
         return max([self._longest_term, *(pattern.longest for pattern, _ in self._begun)])
 
     def apply(self, text: str, *, final: bool) -> Verdict:
         """Block and mask in ``text``; unless it is ``final``, hold back the end that may still become a match."""
-        folded = fold(text)
-        hold = len(text) if final else self._begun_at(folded, 0)
-        done = 0
+        folded = Folded(text)
+        hold = len(folded.text) if final else self._begun_at(folded.text, 0)
+        at = done = 0  # where to go on: in the folded text, and in the text itself
         out: list[str] = []
-        for match in self._searcher(folded).finditer(folded):
-            start, end = match.span()
+        search = self._searcher(folded.text).search
+        while match := search(folded.text, at):
+            start = match.start()
             if start > hold:
                 break
             if self._blocks(match):  # what else may still begin here, a block goes first
-                return Verdict("".join([*out, text[done:start]]), "", blocked=True)
+                return Verdict("".join([*out, text[done : folded.place(start)]]), "", blocked=True)
             if start == hold:
                 break
-            out += [text[done:start], self.mask_with]
-            done = end
-            if hold < end:
-                hold = self._begun_at(folded, end)
-        return Verdict("".join([*out, text[done:hold]]), text[hold:], blocked=False)
+            out += [text[done : folded.place(start)], self.mask_with]
+            at, done = folded.after(match.end())
+            if hold < at:
+                hold = self._begun_at(folded.text, at)
+        held = folded.place(hold)
+        return Verdict("".join([*out, text[done:held]]), text[held:], blocked=False)
 
     def _begun_at(self, folded: str, start: int) -> int:
         """The first position from ``start`` where a match may be under way at the end of the text."""
@@ -122,10 +118,11 @@ class Rules:
 class Window:
     """One text on its way through the rules."""
 
-    __slots__ = ("_held", "_rules", "blocked")
+    __slots__ = ("_held", "_rules", "_shorten", "blocked")
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
+        self._shorten = Shortener().shorten
         self._held = ""
         self.blocked = False
         """True once a blocked term came; from then on nothing comes out."""
@@ -134,7 +131,7 @@ class Window:
         """Take the next piece of the text, the last one if ``final``; return what may go out now."""
         if self.blocked:
             return ""
-        out, self._held, self.blocked = self._rules.apply(self._held + text, final=final)
+        out, self._held, self.blocked = self._rules.apply(self._held + self._shorten(text), final=final)
         return out
 
     def finish(self) -> str:

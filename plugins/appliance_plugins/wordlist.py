@@ -35,9 +35,10 @@ from appliance.plugin import (
     hookimpl,
 )
 from appliance_plugins._answers import Answer
+from appliance_plugins._folding import fold
 from appliance_plugins._window import MAX_TERM_CHARACTERS, PATTERNS, Rules, Window
 
-_SLICE = 16_384
+_SLICE = 4_096
 """Characters looked at between two looks at the event loop; less than a millisecond for ordinary text."""
 _T = TypeVar("_T")
 
@@ -46,7 +47,7 @@ _FREE_FORM = ("tools", "functions", "response_format", "prediction")
 
 
 class WordlistSettings(Strict, frozen=True):
-    """Terms are matched in upper and lower case and also inside words; names of patterns (``email``) stand for them."""
+    """Terms match as they read, also inside words (``_folding``); names of patterns (``email``) stand for them."""
 
     block: tuple[str, ...] = ()
     mask: tuple[str, ...] = ()
@@ -164,10 +165,9 @@ class Wordlist:
 
     async def _filtered(self, text: str) -> tuple[str, bool]:
         """The masked text, and whether a blocked term cut it short. Long texts let other requests run in between."""
-        if len(text) <= _SLICE:
-            verdict = self._rules.apply(text, final=True)
-            return verdict.text, verdict.blocked
         window = Window(self._rules)
+        if len(text) <= _SLICE:
+            return window.feed(text, final=True), window.blocked
         out: list[str] = []
         for start in range(0, len(text), _SLICE):
             out.append(window.feed(text[start : start + _SLICE]))
@@ -204,9 +204,9 @@ def _choices(request: Any) -> int:
 def _check(settings: WordlistSettings) -> None:
     for key in ("block", "mask"):
         for i, term in enumerate(getattr(settings, key)):
-            if not term.strip() or len(term) > MAX_TERM_CHARACTERS:
+            if not fold(term).strip() or len(term) > MAX_TERM_CHARACTERS:
                 raise ConfigError(
-                    f"plugin.wordlist.{key}[{i}]: a term has 1 to {MAX_TERM_CHARACTERS} characters, not only blanks; "
+                    f"plugin.wordlist.{key}[{i}]: a term has 1 to {MAX_TERM_CHARACTERS} characters that show; "
                     f"change it or name a pattern ({', '.join(PATTERNS)})"
                 )
     if any(char in '"\\' or char < " " for char in settings.mask_with):

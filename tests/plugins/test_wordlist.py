@@ -212,11 +212,24 @@ async def test_prompts_are_filtered_and_token_ids_refused():
 
 
 async def test_a_long_prompt_is_masked_across_its_slices():
-    text = "x" * (16_384 - 5) + " user@example.test " + "y" * 40_000
+    text = "x" * (wordlist._SLICE - 5) + " user@example.test " + "y" * 40_000
     changed = await made().filter_input(asked(Message(role="user", content=text)))
     assert changed.request.messages[0].content == text.replace("user@example.test", "***")
     with pytest.raises(Blocked):
-        await made().filter_input(asked(Message(role="user", content="z" * 16_380 + "kumquat" + "z" * 20_000)))
+        await made().filter_input(
+            asked(Message(role="user", content="z" * (wordlist._SLICE - 4) + "kumquat" + "z" * 20_000))
+        )
+
+
+@pytest.mark.parametrize("term", ["KUMQUAT", "\uff4bumquat", "ku\u200bmquat", "\u043aumqu\u0430t", "k\u00famquat"])
+async def test_F6_a_term_in_disguise_is_found_in_requests_passages_and_answers(term):
+    with pytest.raises(Blocked):
+        await made().filter_input(asked(Message(role="user", content=f"a {term} b")))
+    passage = Passage(chunk_id="c", store_id="s", file_id="f", filename="a.txt", text=f"a {term}", score=1.0)
+    assert await made().filter_passages(asked(Message(role="user", content="hi")), [passage]) == []
+    call = msgspec.structs.replace(chat_call(), stream=True)
+    answer = [chunk async for chunk in made().filter_output(call, chunks_of(stream_of(f"a {term} b")))]
+    assert (text_of(answer), finishes_of(answer)) == ("a ", ["content_filter"])
 
 
 async def test_passages_with_blocked_terms_are_dropped_and_others_masked():
