@@ -32,6 +32,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.access_log = False  # uvicorn's, which would keep whole addresses, whatever a client put into them
         self._unread = 0
         """Bytes that came since the last piece of a body: of a head, of chunk framing or of trailers."""
         self._body_bytes = 0
