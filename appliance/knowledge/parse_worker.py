@@ -31,6 +31,8 @@ Problem: TypeAlias = Literal["start", "invalid", "unsupported", "memory"]
 LENGTH_BYTES = 4
 MAX_TEXT = 128 * 2**20
 """Largest text taken from one file, in bytes."""
+NICENESS = 10
+"""Parsing can wait; an engine that answers on the same cores, and a question's embedding, should not."""
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
@@ -158,8 +160,9 @@ def _write(replies: BinaryIO, reply: Reply) -> None:
 
 
 def _confine(parent: int) -> None:
-    """Leave the network, where the kernel allows it, and die with the parent."""
+    """Leave the network, where the kernel allows it, stand back for others, and die with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_CLONE_NEWNET) != 0:

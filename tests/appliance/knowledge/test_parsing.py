@@ -340,6 +340,10 @@ async def test_the_child_cannot_write_files(pool: Pool, tmp_path: Path) -> None:
     assert (tmp_path / "write.out").stat().st_size == 0
 
 
+async def test_parsing_stands_back_for_whoever_answers_on_the_same_cores(pool: Pool, tmp_path: Path) -> None:
+    assert os.getpriority(os.PRIO_PROCESS, await pid_of(pool(), tmp_path)) >= os.getpriority(os.PRIO_PROCESS, 0) + 10
+
+
 async def test_the_child_sees_nothing_of_the_environment(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
