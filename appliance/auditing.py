@@ -22,8 +22,8 @@ from appliance.storage.ids import now_us
 log = logging.getLogger("appliance.audit")
 MAX_WAITING = 20_000
 """Events that may wait for the database; what comes above is counted as lost."""
-GROUP = 200
-"""Events that one transaction takes: their hashes hold up the event loop for about two milliseconds."""
+GROUP = 100
+"""Events that one transaction takes: their hashes hold up the event loop for about a millisecond."""
 INTERVAL = 0.25
 """Seconds that a noted event waits for company."""
 _RETRY_SECONDS = 1.0

@@ -13,6 +13,7 @@ NAMES = {
     "startup": "start-up time and memory at rest",
     "gateway": "CPU and latency a request and a chunk, beside nginx and a bare proxy",
     "idle_streams": "memory of 10,000 open streams",
+    "audit": "the audit log: what it costs a request, and how fast it writes and verifies",
     "retrieval": "nDCG@10 on Cranfield, through the API",
 }
 

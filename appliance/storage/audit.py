@@ -21,8 +21,17 @@ from appliance.storage.ids import now, now_us, time_text
 from appliance.storage.tables.audit import AuditExport, AuditHead, AuditRow
 
 _PAGE = 1000
-_LENGTHS = {"action": 64, "tenant": 255, "request_id": 128, "address": 64, "principal": 1024, "user": 1024}
-_OBJECT = 1024
+_LENGTHS = {
+    "tenant": 255,
+    "principal": 1024,
+    "user": 1024,
+    "action": 64,
+    "object": 1024,
+    "request_id": 128,
+    "address": 64,
+}
+"""Characters that are kept of each field, which come from outside."""
+_DETAIL = 4096
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -126,25 +135,30 @@ async def lock(session: AsyncSession) -> Head:
 
 
 def _row(event: AuditEvent, seq: int, time_us: int, previous: str) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        name: _clean(getattr(event, name), length) for name, length in (*_LENGTHS.items(), ("object", _OBJECT))
-    }
     details = {_clean(key, 64): _plain(value) for key, value in event.details.items()}
+    plain: dict[str, Any] = {name: _clean(getattr(event, name), length) for name, length in _LENGTHS.items()}
     plain |= {"seq": seq, "outcome": event.outcome, "previous": previous}
-    record = AuditRecord(**plain, time=time_text(time_us), details=details)
-    return {**plain, "time_us": time_us, "details": _encode(details).decode(), "hash": digest(record)}
+    hashed = _hash({**plain, "time": time_text(time_us), "details": details})
+    return {**plain, "time_us": time_us, "details": _encode(details).decode(), "hash": hashed}
 
 
 def _plain(value: Any) -> Any:
     """A detail as it can be hashed anywhere: whole numbers, texts and lists of texts."""
     if value is None or isinstance(value, bool | int):
         return value
-    return [_clean(str(item), 4096) for item in value] if isinstance(value, list | tuple) else _clean(str(value), 4096)
+    return (
+        [_clean(str(item), _DETAIL) for item in value]
+        if isinstance(value, list | tuple)
+        else _clean(str(value), _DETAIL)
+    )
 
 
 def _clean(text: str, length: int) -> str:
     """Without what a database cannot keep: NUL, and halves of surrogate pairs; longer texts are cut."""
-    return text[:length].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    text = text[:length]
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _head(statement: Any) -> Any:
@@ -246,6 +260,10 @@ def digest(record: AuditRecord) -> str:
     """The hash that belongs to an entry, whatever it holds."""
     plain = msgspec.structs.asdict(record)
     del plain["hash"]
+    return _hash(plain)
+
+
+def _hash(plain: dict[str, Any]) -> str:
     return hashlib.sha256(_encode(plain)).hexdigest()
 
 

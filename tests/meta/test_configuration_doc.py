@@ -33,6 +33,7 @@ HEADINGS = {
     "FiltersConfig": "filters",
     "LimitsConfig": "limits",
     "ObservabilityConfig": "observability",
+    "AuditConfig": "audit",
     "VllmOptions": "options of engine vllm",
     "OpenAIOptions": "options of engine openai",
     "ScriptedOptions": "options of engine scripted",
@@ -46,6 +47,7 @@ HEADINGS = {
     "MilvusSettings": "plugin.milvus",
     "SourcesSettings": "plugin.sources",
     "OtelSettings": "plugin.otel",
+    "AuditSettings": "plugin.audit",
     "PrometheusSettings": "plugin.prometheus",
     "DiskSpaceSettings": "plugin.disk_space",
 }
