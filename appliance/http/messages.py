@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from litestar.types import Scope
@@ -13,7 +13,9 @@ from appliance.anthropic.request import MessagesRequest, chat_of
 from appliance.errors import BadRequest, RequestError
 from appliance.http import errors, validate
 from appliance.http.hot import Reply, Route
+from appliance.http.tokens import CountRoute, counting
 from appliance.types import Call
+from appliance.wire import TokenizeRequest
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
@@ -86,4 +88,19 @@ async def _send(events: Iterable[Json], call: Call, reply: Reply) -> None:
             await reply.send_piece(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event)))
 
 
+class CountTokensRoute(CountRoute):
+    """``POST /v1/messages/count_tokens``."""
+
+    form = MessagesRoute.form
+
+    def request_of(self, body: MessagesRequest, runtime: Runtime) -> TokenizeRequest:
+        """The prompt of the chat that it would be."""
+        return counting(chat_of(body))
+
+    def shown(self, count: int) -> dict[str, Any]:
+        """Anthropic's form."""
+        return {"input_tokens": count}
+
+
 MESSAGES_ROUTE = MessagesRoute()
+COUNT_TOKENS_ROUTE = CountTokensRoute("/v1/messages/count_tokens", MessagesRequest)

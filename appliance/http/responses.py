@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from litestar import Response
@@ -15,12 +15,15 @@ from appliance.http.disconnect import ClientGone
 from appliance.http.hot import Reply, Route
 from appliance.http.objects import Deleted
 from appliance.http.requests import HttpRequest, answer, item_page, page_of, principal, runtime
+from appliance.http.tokens import CountRoute, counting
+from appliance.responses.items import read_input
 from appliance.responses.output import Json
-from appliance.responses.request import ResponsesRequest
+from appliance.responses.request import ResponsesRequest, chat_of
 from appliance.responses.service import PATH, Prepared, Responses
 from appliance.storage import responses
 from appliance.storage.tables.responses import StoredResponse
 from appliance.types import Call
+from appliance.wire import TokenizeRequest
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
@@ -46,7 +49,7 @@ class ResponsesRoute(Route):
         elif prepared.request.stream:
             await _stream(service, prepared, call, reply)
         else:
-            await service.generate(prepared, call, _unheard)
+            await service.generate(prepared, call, _unheard, reply.add_headers)
             await reply.send_json(_encode(prepared.response))
 
 
@@ -65,7 +68,7 @@ async def _stream(service: Responses, prepared: Prepared, call: Call, reply: Rep
             await reply.send_piece(_event(event))
 
     try:
-        await service.generate(prepared, call, send)
+        await service.generate(prepared, call, send, reply.add_headers)
     except ClientGone:
         raise
     except Exception as error:
@@ -122,4 +125,22 @@ async def _row(request: HttpRequest) -> StoredResponse:
         return await responses.get(session, request.path_params["response_id"], principal(request).user)
 
 
+class InputTokensRoute(CountRoute):
+    """``POST /v1/responses/input_tokens``: of the input alone, without what it continues."""
+
+    def request_of(self, body: ResponsesRequest, runtime: Runtime) -> TokenizeRequest:
+        """The prompt of the chat that it would be."""
+        items = read_input(body.input)
+        if not items:
+            raise BadRequest("input must hold at least one item", param="input")
+        if body.previous_response_id or body.conversation:
+            raise BadRequest("tokens are counted of the input alone; send all of it", param="previous_response_id")
+        return counting(chat_of(body, items))
+
+    def shown(self, count: int) -> dict[str, Any]:
+        """OpenAI's form."""
+        return {"object": "response.input_tokens", "input_tokens": count}
+
+
 RESPONSES_ROUTE = ResponsesRoute()
+INPUT_TOKENS_ROUTE = InputTokensRoute("/v1/responses/input_tokens", ResponsesRequest)

@@ -72,6 +72,14 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", "/v1/completions", "models.use", "Complete a text", _hot["/v1/completions"], CompletionRequest),
     Entry("POST", "/v1/embeddings", "models.use", "Embed texts", _hot["/v1/embeddings"], EmbeddingRequest),
     Entry("POST", "/v1/responses", "models.use", "Make a response", _hot["/v1/responses"], ResponsesRequest),
+    Entry(
+        "POST",
+        "/v1/responses/input_tokens",
+        "models.use",
+        "Count the tokens of an input",
+        responses.INPUT_TOKENS_ROUTE,
+        ResponsesRequest,
+    ),
     Entry("GET", _RESPONSE, "responses.read", "Get a response", responses.get_response),
     Entry(
         "DELETE", _RESPONSE, "responses.write", "Delete a response", responses.delete_response, None, objects.Deleted
@@ -127,6 +135,14 @@ TABLE: tuple[Entry, ...] = (
     Entry("DELETE", _ITEM, "responses.write", "Delete an item", conversations.delete_item),
     Entry(
         "POST", "/v1/messages", "models.use", "Answer a chat in Anthropic's form", _hot["/v1/messages"], MessagesRequest
+    ),
+    Entry(
+        "POST",
+        "/v1/messages/count_tokens",
+        "models.use",
+        "Count the tokens of a chat in Anthropic's form",
+        messages.COUNT_TOKENS_ROUTE,
+        MessagesRequest,
     ),
     Entry("POST", "/tokenize", "models.use", "See a text's tokens", tokens.tokenize, TokenizeRequest, Tokens),
     Entry(

@@ -14,7 +14,7 @@ from appliance.http.hot import Reply, Route
 from appliance.models.registry import Model
 from appliance.protocols import Tokenizer
 from appliance.types import Call, Principal
-from appliance.wire import DetokenizeRequest, TokenizeRequest
+from appliance.wire import ChatRequest, DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
@@ -28,13 +28,12 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-class _TokenRoute(Route):
+class TokenRoute(Route):
     """What both share: the call is authorized, admitted and recorded as any other."""
 
     async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
         """Answer with what the engine says."""
-        request = self.decode(body)
-        self.check(request, runtime)
+        request = self.request_of(self.decode(body), runtime)
         call = Call(
             id=scope["state"]["request_id"],
             operation="tokenize",
@@ -49,17 +48,18 @@ class _TokenRoute(Route):
         await reply.send_json(payload)
 
     @abstractmethod
-    def check(self, request: Any, runtime: Runtime) -> None:
-        """Raises BadRequest naming the field."""
+    def request_of(self, body: Any, runtime: Runtime) -> TokenizeRequest | DetokenizeRequest:
+        """What the tokenizer is asked. Raises BadRequest naming the field."""
 
     @abstractmethod
     async def ask(self, model: Model, tokenizer: Tokenizer, request: Any) -> object:
         """The answer's body."""
 
 
-class _Tokenize(_TokenRoute):
-    def check(self, request: TokenizeRequest, runtime: Runtime) -> None:
-        validate.check_tokenize(request, runtime.config.limits)
+class _Tokenize(TokenRoute):
+    def request_of(self, body: TokenizeRequest, runtime: Runtime) -> TokenizeRequest:
+        validate.check_tokenize(body, runtime.config.limits)
+        return body
 
     async def ask(self, model: Model, tokenizer: Tokenizer, request: TokenizeRequest) -> object:
         # As in a chat, where it is a field outside the API.
@@ -70,9 +70,28 @@ class _Tokenize(_TokenRoute):
         return await tokenizer.tokenize(request)
 
 
-class _Detokenize(_TokenRoute):
-    def check(self, request: DetokenizeRequest, runtime: Runtime) -> None:
-        validate.check_detokenize(request)
+class CountRoute(TokenRoute):
+    """Routes that tell how many tokens a request of another API would have as its prompt."""
+
+    async def ask(self, model: Model, tokenizer: Tokenizer, request: TokenizeRequest) -> object:
+        """The count alone."""
+        return self.shown((await tokenizer.tokenize(request)).count)
+
+    @abstractmethod
+    def shown(self, count: int) -> dict[str, Any]:
+        """The answer's body."""
+
+
+def counting(chat: ChatRequest) -> TokenizeRequest:
+    """The question how many tokens a chat's prompt has."""
+    tools = [tool for tool in chat.tools or [] if tool.get("type") == "function"]
+    return TokenizeRequest(model=chat.model, messages=chat.messages, tools=tools or None)
+
+
+class _Detokenize(TokenRoute):
+    def request_of(self, body: DetokenizeRequest, runtime: Runtime) -> DetokenizeRequest:
+        validate.check_detokenize(body)
+        return body
 
     async def ask(self, model: Model, tokenizer: Tokenizer, request: DetokenizeRequest) -> object:
         return Detokenized(await tokenizer.detokenize(request))

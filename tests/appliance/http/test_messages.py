@@ -102,3 +102,12 @@ async def test_O_01_a_client_that_leaves_aborts_the_engine(box) -> None:
             writer.write(request_bytes("/v1/messages", ASK | {"stream": True}))
             await until(lambda: b.engine.running)
         await until(lambda: b.engine.diaries[0].events == ["start", "abort"])
+
+
+async def test_the_tokens_of_a_request_are_counted(box) -> None:
+    async with box([Emit("a")]) as b, client_of(b) as client:
+        few = await client.messages.count_tokens(model="m", messages=ASK["messages"])
+        more = await client.messages.count_tokens(
+            model="m", messages=ASK["messages"], system="Be very brief.", tools=[TOOL]
+        )
+        assert 0 < few.input_tokens < more.input_tokens

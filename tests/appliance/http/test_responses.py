@@ -314,3 +314,10 @@ async def test_O_27_file_search_is_an_item_with_results_and_citations_of_the_rig
             text = message.content[0]
             assert {annotation.filename for annotation in text.annotations} == {"b.txt"}
             assert all(0 <= annotation.index <= len(text.text) for annotation in text.annotations)
+
+
+async def test_the_tokens_of_an_input_are_counted(box) -> None:
+    async with box([Emit("a")]) as b:
+        few = await b.openai.responses.input_tokens.count(model="m", input="hi")
+        more = await b.openai.responses.input_tokens.count(model="m", input="hi there", instructions="Be very brief.")
+        assert 0 < few.input_tokens < more.input_tokens
