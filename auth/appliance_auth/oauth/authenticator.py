@@ -26,6 +26,7 @@ class OAuthTokens:
 
     def __init__(self, issuers: Sequence[Issuer], certificate_header: str | None = None) -> None:
         self._issuers = {issuer.settings.issuer: issuer for issuer in issuers}
+        self._introspecting = [issuer for issuer in issuers if issuer.settings.introspection]
         self._certificate_header = certificate_header.lower() if certificate_header else None
         self._accepted: Memory[bytes, Accepted] = Memory(_REMEMBERED)
         self._unknown: Memory[bytes, float] = Memory(_UNKNOWN_REMEMBERED)
@@ -84,6 +85,8 @@ class OAuthTokens:
         return found
 
     async def _asked(self, token: str, digest: bytes) -> Accepted | None:
+        if not self._introspecting:
+            return None
         unknown_until = self._unknown.get(digest)
         if unknown_until is not None and time.monotonic() < unknown_until:
             return None
@@ -95,7 +98,7 @@ class OAuthTokens:
     async def _ask_all(self, token: str) -> Accepted | None:
         """In order, until one knows it. One that cannot be asked might have: then nobody can tell."""
         failed: Unavailable | None = None
-        for issuer in self._issuers.values():
+        for issuer in self._introspecting:
             try:
                 if (found := await issuer.look_up(token)) is not None:
                     return found

@@ -73,7 +73,7 @@ class Keys:
         self._issuer, self._fetch, self._algorithms, self._clock = issuer, fetch, tuple(algorithms), clock
         self._flight: SingleFlight[None, None] = SingleFlight()
         self._known: KeySet | None = None
-        self._fetched = self._tried = float("-inf")
+        self._fetched = self._asked = float("-inf")
         self._failing = True
 
     @property
@@ -120,14 +120,13 @@ class Keys:
         return known.find(kid, algorithm) if known else None
 
     async def _refresh_after_pause(self) -> None:
-        if self._clock() - self._tried >= PAUSE_SECONDS:
-            self._tried = self._clock()
+        if self._clock() - self._asked >= PAUSE_SECONDS:
+            self._asked = self._clock()
             await self.refresh()
         else:
             await self._flight.join(None)
 
     async def _refresh(self) -> None:
-        self._tried = self._clock()
         try:
             source = await self._fetch()
             if self._known is None or source != self._known.source:

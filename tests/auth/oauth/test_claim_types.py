@@ -1,0 +1,120 @@
+"""Ten thousand signed tokens with claims of any type: never an error of ours (A7)."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oauth_kit import AUDIENCE, Clock, bearer, issuing, key, signed, trusting
+
+from appliance.plugin import Forbidden, Principal, Unauthenticated
+from appliance.testing import Emit, ScriptedPlugin, make_app, serving
+
+EXAMPLES, OVER_HTTP = 400, 200
+CLAIMS = ["iss", "sub", "aud", "exp", "nbf", "iat", "jti", "client_id", "scope", "groups", "roles", "org", "cnf", "act"]
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -(10**400), 2**63, -1, 0, "9999999999", AUDIENCE, "inference", "admin", "*", ""])
+    | st.floats(allow_nan=True, allow_infinity=True)
+    | st.text(max_size=20)
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+CHANGES = st.dictionaries(st.sampled_from(CLAIMS), VALUES, min_size=1, max_size=4)
+HEADERS = st.dictionaries(st.sampled_from(["typ", "kid", "alg", "crit", "x5t", "jwk", "cty"]), VALUES, max_size=1)
+
+
+def token(issuer, changes, header) -> str:
+    """A token that the issuer did sign, whatever its claims. Huge numbers are written as they are."""
+    payload = json.dumps(issuer.claims() | changes, allow_nan=True).encode("utf-8", "surrogatepass")
+    return signed(key("okp", "OKP"), payload, **{"alg": "Ed25519", **header})
+
+
+def options(issuer):
+    return issuer.settings(
+        algorithms=["Ed25519"], claims={"tenant": "org"}, tenant_map={"": "acme"}, role_map={"admin": "operator"}
+    )
+
+
+@pytest.fixture
+async def issuer():
+    async with issuing() as made:
+        made.key = key("okp", "OKP")
+        made.publish(made.key)
+        yield made
+
+
+def run(step):
+    """Drive a coroutine that has nothing to wait for, as the authenticator has once it knows the keys."""
+    try:
+        step.send(None)
+    except StopIteration as done:
+        return done.value
+    step.close()
+    raise AssertionError("it waited")
+
+
+@pytest.mark.slow
+async def test_A7_ten_thousand_tokens_with_claims_of_any_type_give_a_caller_or_a_refusal(issuer):
+    """Each value stands in for each claim in turn, and once for two at a time."""
+    outcomes: Counter[int] = Counter()
+    async with trusting(options(issuer), clock=Clock()) as tokens:
+        assert await tokens.authenticate(bearer(issuer.token()))
+
+        @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(value=VALUES, other=VALUES, header=HEADERS)
+        def check(value, other, header):
+            changes = [{name: value} for name in CLAIMS] + [
+                {first: value, second: other} for first, second in pairwise(CLAIMS)
+            ]
+            for changed in changes:
+                outcomes[outcome(tokens, token(issuer, changed, {}))] += 1
+            outcomes[outcome(tokens, token(issuer, {}, header))] += 1
+
+        check()
+    assert outcomes.total() >= 10_000
+    assert outcomes.keys() == {200, 401, 403}
+    assert min(outcomes[200], outcomes[401]) > 500, outcomes
+
+
+def outcome(tokens, text: str) -> int:
+    try:
+        found = run(tokens.authenticate(bearer(text)))
+    except (Unauthenticated, Forbidden) as error:
+        return error.status
+    assert found is None or well_formed(found)
+    return 200 if found else 401
+
+
+def well_formed(caller: Principal) -> bool:
+    texts = [caller.id, caller.tenant, *caller.groups, *caller.roles, *(caller.scopes or ())]
+    return all(isinstance(text, str) for text in texts)
+
+
+async def test_A7_a_sample_of_them_over_http_gives_200_401_or_403(issuer, tmp_path):
+    made: list[str] = []
+
+    @settings(max_examples=OVER_HTTP, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(changes=CHANGES, header=st.just({}) | HEADERS)
+    def collect(changes, header):
+        made.append(token(issuer, changes, header))
+
+    collect()
+    config = {
+        "plugins": ["oauth", "rbac"],
+        "models": [{"name": "m", "engine": "scripted"}],
+        "plugin": {"oauth": {"issuers": [options(issuer)]}},
+    }
+    app = make_app(config, {"scripted": ScriptedPlugin([Emit("fine")])}, folder=tmp_path)
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+        seen = {(await client.get("/v1/models", headers=bearer(text))).status_code for text in made}
+    assert seen <= {200, 401, 403}
+    assert len(seen) > 1
