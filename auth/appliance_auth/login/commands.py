@@ -118,8 +118,13 @@ def valid_token(files: TokenFiles, server: str) -> str:
             return tokens.access_token
         if tokens.refresh_token is None:
             raise ApplianceError(f"the sign-in at {server} has expired; run appliance login --server {server}")
-        with Issuer(tokens.issuer, tokens.client_id) as provider:
-            tokens = _renewed(tokens, provider.refresh(tokens.refresh_token, resource=tokens.resource))
+        try:
+            with Issuer(tokens.issuer, tokens.client_id) as provider:
+                tokens = _renewed(tokens, provider.refresh(tokens.refresh_token, resource=tokens.resource))
+        except ApplianceError:
+            if time.time() < tokens.expires_at:
+                return tokens.access_token  # the provider is down, but this one holds for some seconds more
+            raise
         files.save(tokens)
         return tokens.access_token
 

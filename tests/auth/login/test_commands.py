@@ -58,11 +58,11 @@ async def run(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, command[arguments[0]], arguments[1:])
 
 
-def expire(server: str) -> None:
-    """As if the access token's time were over."""
+def expire(server: str, seconds: int = 0) -> None:
+    """As if the access token's time were over, or soon would be."""
     tokens = TokenFiles().load(server)
     assert tokens
-    tokens.expires_at = int(time.time())
+    tokens.expires_at = int(time.time()) + seconds
     TokenFiles().save(tokens)
 
 
@@ -151,13 +151,19 @@ async def test_every_failure_is_one_line_that_says_what_to_do(
         assert "\n" not in str(error)
 
 
-async def test_a_logout_works_while_the_provider_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_the_provider_is_down_a_token_is_good_to_its_end_and_a_logout_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(commands, "Issuer", Hasty)
     with started(tmp_path / "provider") as provider:
         async with console(tmp_path / "app", provider) as web:
             await run("login", "--server", web.url)
             provider.stop()
+            expire(web.url, seconds=30)
+            assert (await run("token")).exit_code == 0
+            expire(web.url)
+            assert "cannot be reached" in str((await run("token")).exception)
             ended = await run("logout")
     assert ended.exit_code == 0
     assert "cannot be reached" in ended.stderr
