@@ -40,6 +40,10 @@ HEADINGS = {
     "OnnxOptions": "options of embedder onnx",
     "ApiKeysSettings": "plugin.api_keys",
     "LimitsSettings": "plugin.limits",
+    "OAuthSettings": "plugin.oauth",
+    "IssuerSettings": "plugin.oauth.issuers",
+    "ClaimSettings": "plugin.oauth.issuers.claims",
+    "IntrospectionSettings": "plugin.oauth.issuers.introspection",
     "LoginSettings": "plugin.login",
     "FairQueueSettings": "plugin.fair_queue",
     "UsageSettings": "plugin.usage",
@@ -124,7 +128,7 @@ def test_the_yaml_that_is_shown_is_the_files_under_examples() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_configuration_passes_check(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("UPSTREAM_KEY", "MILVUS_TOKEN", "LOGIN_CLIENT_SECRET"):
+    for name in ("UPSTREAM_KEY", "MILVUS_TOKEN", "LOGIN_CLIENT_SECRET", "OAUTH_CLIENT_SECRET"):
         monkeypatch.setenv(name, "user:secret")
     carried_in = tmp_path / "models" / "large"
     carried_in.mkdir(parents=True)

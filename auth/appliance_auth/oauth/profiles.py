@@ -121,6 +121,6 @@ PROFILES: Mapping[ProfileName, Profile] = {
         required=(*_ALWAYS, "azp"),
         is_access_token=_google,
         claims=ClaimSettings(user="sub"),
-        hosts=("www.googleapis.com",),
+        hosts=("www.googleapis.com", "oauth2.googleapis.com"),
     ),
 }

@@ -1,4 +1,4 @@
-"""Against a real OpenID provider (npm oidc-provider): tokens of services and people, introspection, rotation, outage."""
+"""Against a real OpenID provider (npm oidc-provider): services and people, introspection, rotation, outage."""
 
 import time
 from contextlib import asynccontextmanager
