@@ -104,10 +104,11 @@ class Pipeline:
         Raises:
             Unauthenticated: no authenticator knows the credential, or there is none.
             InvalidCredentials: it came in a form that none may have.
+            Forbidden: it is good, and its holder is not served.
         """
         try:
             principal = await self._identify(headers, query)
-        except (Unauthenticated, InvalidCredentials) as error:
+        except (Unauthenticated, InvalidCredentials, Forbidden) as error:
             self.trail.turned_away(error)
             raise
         if principal is not ANONYMOUS:
@@ -227,9 +228,7 @@ class Pipeline:
         finally:
             await self._record(record, span)
 
-    async def _admit(
-        self, call: Call, record: CallRecord, held: AsyncExitStack, admissions: list[Admission]
-    ) -> None:
+    async def _admit(self, call: Call, record: CallRecord, held: AsyncExitStack, admissions: list[Admission]) -> None:
         """Enter every lease, and note what it grants."""
         began = time.perf_counter()
         try:

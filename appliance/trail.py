@@ -37,11 +37,13 @@ class Trail:
         self._seen[key] = moment + self._settings.success_interval
         self._auditor.note(_event(principal, "authentication", "success", details={"key": principal.key}))
 
-    def turned_away(self, error: Unauthenticated | InvalidCredentials) -> None:
-        """A credential was refused, or there was none."""
+    def turned_away(self, error: Unauthenticated | InvalidCredentials | Forbidden) -> None:
+        """A credential was refused, there was none, or its holder is not served here."""
         reason, claimed = "malformed", ""
         if isinstance(error, Unauthenticated):
             reason, claimed = error.reason or error.challenge or "missing", error.claimed
+        elif isinstance(error, Forbidden):
+            reason = "not_served"
         self._auditor.note(
             AuditEvent(
                 action="authentication",

@@ -19,6 +19,7 @@ from appliance.http.hosts import check_host
 from appliance.http.request_id import request_id_of
 from appliance.http.requests import runtime
 from appliance.permissions import PUBLIC
+from appliance.trail import Trail
 from appliance.types import ANONYMOUS
 
 ACTION = "action"
@@ -39,14 +40,14 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     ORIGIN.set(Origin(request_id, client_address(scope, server)))
     if server.client_certificate_header and not is_proxy(peer_of(scope), server):
         headers.pop(server.client_certificate_header.lower(), None)
+    pipeline = runtime(connection).pipeline
     if len(headers) < len(raw):
-        _check_repeated([name for name, _ in raw])
+        _check_repeated([name for name, _ in raw], pipeline.trail)
     headers[":method"] = cast("Any", scope)["method"]  # as HTTP/2 has it; no header of HTTP/1.1 can have this name
     action = handler.opt.get(ACTION)
     if action == PUBLIC:
         scope["user"] = ANONYMOUS
         return
-    pipeline = runtime(connection).pipeline
     principal = await pipeline.authenticate(headers, scope["query_string"])
     scope["user"] = principal
     if principal is ANONYMOUS:
@@ -56,8 +57,12 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
         await pipeline.authorize(principal, str(action), scope["path"])
 
 
-def _check_repeated(names: list[bytes]) -> None:
+def _check_repeated(names: list[bytes], trail: Trail) -> None:
     for name in _ONCE:
         if names.count(name) > 1:
             told = f"the header {name.decode()} is there twice; send it once"
-            raise InvalidCredentials(told) if name in _CREDENTIALS else BadRequest(told, code="repeated_header")
+            if name not in _CREDENTIALS:
+                raise BadRequest(told, code="repeated_header")
+            error = InvalidCredentials(told)
+            trail.turned_away(error)
+            raise error
