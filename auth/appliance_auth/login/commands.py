@@ -114,7 +114,8 @@ def valid_token(files: TokenFiles, server: str) -> str:
     """The access token for a server, renewed if it is about to expire. Raises ApplianceError."""
     with files.locked(server):
         tokens = _signed_in(files, server)
-        if tokens.expires_at is None or time.time() < tokens.expires_at - _EARLY:
+        ends = tokens.expires_at
+        if ends is None or time.time() < ends - _EARLY:
             return tokens.access_token
         if tokens.refresh_token is None:
             raise ApplianceError(f"the sign-in at {server} has expired; run appliance login --server {server}")
@@ -122,7 +123,7 @@ def valid_token(files: TokenFiles, server: str) -> str:
             with Issuer(tokens.issuer, tokens.client_id) as provider:
                 tokens = _renewed(tokens, provider.refresh(tokens.refresh_token, resource=tokens.resource))
         except ApplianceError:
-            if time.time() < tokens.expires_at:
+            if time.time() < ends:
                 return tokens.access_token  # the provider is down, but this one holds for some seconds more
             raise
         files.save(tokens)

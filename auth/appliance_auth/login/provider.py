@@ -7,9 +7,11 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
+from authlib.common.urls import add_params_to_uri
 from authlib.integrations.base_client import OAuthError
 from authlib.integrations.httpx_client import AsyncOAuth2Client
 
@@ -39,7 +41,7 @@ class Provider:
     """Built at the start; asks nobody before somebody signs in."""
 
     def __init__(self, settings: LoginSettings, issuer: IssuerSettings, folder: Path) -> None:
-        self._settings, self.issuer = settings, issuer
+        self._settings, self._client_id, self.issuer = settings, settings.client_id, issuer
         self._egress = egress_for(issuer, folder)
         self._discovery = Discovery(issuer.issuer, self._egress, issuer.jwks_uri)
         self._keys = Keys(issuer.issuer, self._discovery.jwks, issuer.algorithms)
@@ -48,7 +50,7 @@ class Provider:
 
     async def authorization_url(self, attempt: Attempt) -> str:
         """Where the browser goes to sign in. Raises Unavailable."""
-        endpoint = _required((await self._metadata()).authorization_endpoint, "authorization_endpoint")
+        endpoint = self._usable((await self._metadata()).authorization_endpoint, "authorization_endpoint")
         async with self._client() as client:
             url, _ = client.create_authorization_url(
                 endpoint, state=attempt.state, code_verifier=attempt.code_verifier, nonce=attempt.nonce
@@ -82,9 +84,9 @@ class Provider:
     async def logout_url(self) -> str | None:
         """Where the browser can end the session at the provider too (RP-Initiated Logout section 2)."""
         endpoint = (await self._metadata()).end_session_endpoint
-        return (
-            str(httpx2.URL(endpoint).copy_merge_params({"client_id": self._settings.client_id})) if endpoint else None
-        )
+        if endpoint is None:
+            return None
+        return str(add_params_to_uri(self._usable(endpoint, "end_session_endpoint"), [("client_id", self._client_id)]))
 
     async def close(self) -> None:
         """Let go of everything."""
@@ -97,14 +99,16 @@ class Provider:
         if not hmac.compare_digest(answer.get("state", "").encode(), attempt.state.encode()):
             raise _again()
         issuer = answer.get("iss")
-        if issuer != self.issuer.issuer and (issuer or metadata.authorization_response_iss_parameter_supported):
+        if issuer != self.issuer.issuer and (
+            issuer is not None or metadata.authorization_response_iss_parameter_supported
+        ):
             log.warning("an answer to a sign-in at %s came from another issuer", self.issuer.issuer)
             raise _again()
 
     async def _exchange(self, attempt: Attempt, code: str) -> dict[str, Any]:
         if not code:
             raise _again()
-        endpoint = _required((await self._metadata()).token_endpoint, "token_endpoint")
+        endpoint = self._usable((await self._metadata()).token_endpoint, "token_endpoint")
         try:
             async with self._client() as client:
                 found: dict[str, Any] = await client.fetch_token(
@@ -116,6 +120,17 @@ class Provider:
         except (EgressError, httpx2.HTTPError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             raise _unavailable(error) from None
         return found
+
+    def _usable(self, endpoint: str | None, name: str) -> str:
+        """An address that a browser may be sent to, or that secrets may go to. Raises Unavailable."""
+        try:
+            parts = urlsplit(endpoint or "")
+        except ValueError:
+            parts = urlsplit("")
+        if not parts.netloc or not (parts.scheme == "https" or (parts.scheme == "http" and self.issuer.loopback_http)):
+            log.error("the metadata of %s hold no usable %s", self.issuer.issuer, name)
+            raise Unavailable("nobody can sign in now; the server's log says why")
+        return parts.geturl()
 
     async def _metadata(self) -> Metadata:
         try:
@@ -152,13 +167,6 @@ def _again() -> BadRequest:
         "this sign-in was begun in another browser, is too old, or is used up; begin again at /auth/login",
         code="login_failed",
     )
-
-
-def _required(endpoint: str | None, name: str) -> str:
-    if endpoint is None:
-        log.error("the identity provider's metadata names no %s", name)
-        raise Unavailable("nobody can sign in now; the server's log says why")
-    return endpoint
 
 
 def _unavailable(error: Exception) -> Unavailable:

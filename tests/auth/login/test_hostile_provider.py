@@ -114,8 +114,11 @@ async def test_A21_metadata_of_another_issuer_begin_no_sign_in(flow: Flow) -> No
     assert (await flow.box.client.get("/auth/login")).status_code == 503
 
 
-async def test_a_provider_without_the_endpoints_begins_no_sign_in(flow: Flow) -> None:
-    flow.issuer.metadata()
+@pytest.mark.parametrize(
+    "endpoint", [None, "", "/auth", "javascript:alert(1)", "http://[", "ftp://id.example/"], ids=str
+)
+async def test_a_provider_without_a_usable_endpoint_begins_no_sign_in(flow: Flow, endpoint: str | None) -> None:
+    flow.issuer.metadata(authorization_endpoint=endpoint)
     answer = await flow.box.client.get("/auth/login")
     assert answer.status_code == 503
     assert "log says why" in answer.json()["error"]["message"]
