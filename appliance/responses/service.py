@@ -94,14 +94,20 @@ class Responses:
             found = await conversations.get(session, request.conversation_id or "", principal.user)
             return await conversations.items(session, found.id)
 
-    async def generate(self, prepared: Prepared, call: Call, send: Send) -> None:
+    async def generate(
+        self, prepared: Prepared, call: Call, send: Send, add_headers: Callable[[Mapping[str, str]], None] | None = None
+    ) -> None:
         """Have it answered; the last event is sent when everything is kept and given back.
+
+        ``add_headers`` gets what admitters want the reply to have, before the first event.
 
         Raises:
             RequestError: before the first event or in between; then nothing was kept.
         """
         builder = prepared.builder
         async with self.pipeline.answer(call, PATH) as answer:
+            if add_headers is not None:
+                add_headers(answer.headers)
             query = answer.call.queries[0] if answer.call.queries else None
             await send(builder.begin(answer.call.passages, query, scores=answer.scores))
             async for chunk in answer:

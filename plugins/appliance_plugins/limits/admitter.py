@@ -21,7 +21,7 @@ from appliance.plugin import (
 from appliance_plugins.limits import replies
 from appliance_plugins.limits.estimate import Estimate, estimate, used
 from appliance_plugins.limits.ledger import Away, Ledger, MemoryLedger
-from appliance_plugins.limits.lines import Amounts, Line, Lines
+from appliance_plugins.limits.lines import Amounts, Kind, Line, Lines
 
 STEP = 64
 """Tokens that a stream of open length asks for at a time once its first grant is used."""
@@ -132,6 +132,7 @@ class Lease:
         "_limits",
         "_lines",
         "_record",
+        "_spends",
     )
 
     def __init__(self, limits: Limits, call: Call, lines: tuple[Line, ...]) -> None:
@@ -147,7 +148,9 @@ class Lease:
         self._record = record
 
     async def __aenter__(self) -> Admission:
-        if any(line.is_budget for line in self._lines):
+        kinds = {line.kind for line in self._lines}
+        if Kind.TOKENS in kinds or Kind.SPEND in kinds:
+            self._spends = Kind.SPEND in kinds
             self._costs = self._limits.costing.of(self._call)
             self._expected = estimate(self._call, self._costs.answer_tokens, self._costs.retrieved_bytes)
             self._amounts = self._amounts_of(self._expected.usage)
@@ -183,7 +186,7 @@ class Lease:
 
     def _amounts_of(self, usage: Usage) -> Amounts:
         tokens = usage.prompt_tokens + usage.completion_tokens
-        return Amounts(1, 1, tokens, cost(self._costs.price, usage))
+        return Amounts(1, 1, tokens, cost(self._costs.price, usage) if self._spends else 0)
 
 
 def _has_search(call: Call) -> bool:

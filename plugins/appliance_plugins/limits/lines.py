@@ -19,6 +19,8 @@ from appliance.plugin import Allowance, Principal, to_units
 
 MINUTE = 60.0
 DAY = 86_400.0
+_REMEMBERED = 4096
+"""Callers whose lines are kept from one call to the next, for a day at most."""
 
 
 class Kind(IntEnum):
@@ -152,10 +154,22 @@ class Lines:
         self._key, self._user, self._tenant = key, user, tenant
         self._users, self._tenants = users, tenants
         self._calendar = Calendar(clock)
+        self._periods: Mapping[str, tuple[str, float]] = {}
+        self._known: dict[tuple[str, str, str | None, Allowance | None], tuple[Line, ...]] = {}
 
     def of(self, principal: Principal) -> tuple[Line, ...]:
         """Every line that a call of this caller goes against; none when nothing limits it."""
         periods = self._calendar.periods()
+        if periods is not self._periods or len(self._known) >= _REMEMBERED:
+            self._periods = periods
+            self._known.clear()
+        caller = (principal.id, principal.tenant, principal.user, principal.allowance)
+        lines = self._known.get(caller)
+        if lines is None:
+            lines = self._known[caller] = self._find(principal, periods)
+        return lines
+
+    def _find(self, principal: Principal, periods: Mapping[str, tuple[str, float]]) -> tuple[Line, ...]:
         found = [] if self._everybody is None else [self._everybody]
         for whose, subject, allowance in self._allowances(principal):
             for kind, per, limit in _rules(allowance):

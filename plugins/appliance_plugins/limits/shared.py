@@ -11,13 +11,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any, cast
 
+import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from appliance.plugin import ConfigError
 from appliance_plugins.limits.ledger import Away, Taken
@@ -30,6 +32,10 @@ _CONNECTIONS = 16
 _OWED = 100_000
 _RETRY_SECONDS = 0.5
 _PER_RENEWAL = 500
+_BUCKET_MS = int(MINUTE * 1000)
+_pack = msgspec.msgpack.Encoder().encode
+_UNDO = 2
+"""In place of a reservation, for a debit that may not have arrived yet."""
 _FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 
 
@@ -94,7 +100,8 @@ class RedisLedger:
         if self._settling:
             await asyncio.wait(self._settling)
         if not self._away:
-            await self._pay()
+            with suppress(Away):
+                await self._pay()
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
@@ -108,7 +115,7 @@ class RedisLedger:
         except BaseException:
             # Whether the debit was made is unknown; if it was, this undoes it.
             undo = Amounts(*(-amount for amount in amounts))
-            self._owed.append(_arguments(lease, 0, lines, undo))
+            self._owed.append(_arguments(lease, 0, lines, undo, _UNDO))
             self._wake.set()
             raise
         if ok and (slots := [key for key, line in zip(keys[1:], lines, strict=True) if line.kind is Kind.SLOTS]):
@@ -145,11 +152,9 @@ class RedisLedger:
             while self._away:
                 await asyncio.sleep(_RETRY_SECONDS)
                 await self._look()
-            try:
+            with suppress(Away):
                 await self._pay()
                 await self._renew_all()
-            except Away:
-                continue
 
     async def _look(self) -> None:
         try:
@@ -160,8 +165,17 @@ class RedisLedger:
         log.warning("plugin limits: Redis answers again")
 
     async def _pay(self) -> None:
-        while self._owed and not self._away:
-            await self._send(self._owed.popleft())
+        """Settle what is owed, oldest first; a debt leaves the queue when Redis has it. Raises Away."""
+        while self._owed:
+            keys, arguments = debt = self._owed[0]
+            try:
+                await self._within(self._settle(keys=keys, args=arguments))
+            except Away as error:
+                if not isinstance(error.__cause__, ResponseError):
+                    raise
+                log.warning("plugin limits: Redis refuses a settlement; what it would give back stays charged")
+            if self._owed and self._owed[0] is debt:
+                self._owed.popleft()
 
     async def _renew_all(self) -> None:
         held = [(key, lease) for lease, keys in self._held.items() for key in keys]
@@ -184,16 +198,20 @@ class RedisLedger:
             raise Away from error
 
 
-def _arguments(lease: str, milliseconds: int, lines: Sequence[Line], amounts: Amounts) -> tuple[list[str], list[Any]]:
+def _arguments(
+    lease: str, milliseconds: int, lines: Sequence[Line], amounts: Amounts, reservation: int | None = None
+) -> tuple[list[str], list[Any]]:
     """Keys and arguments as the scripts want them."""
     keys = [f"{_PREFIX}call:{lease}", *(_PREFIX + line.key for line in lines)]
-    reserved = int(any(line.is_budget for line in lines))
-    arguments: list[Any] = [lease, milliseconds, reserved]
-    for line in lines:
-        if line.kind is Kind.SLOTS:
-            arguments += ("slot", line.limit, amounts.slots, 0)
-        elif line.leaks:
-            arguments += ("bucket", line.limit, amounts[line.kind], int(MINUTE * 1000))
-        else:
-            arguments += ("window", line.limit, amounts[line.kind], int(line.ends * 1000))
-    return keys, arguments
+    if reservation is None:
+        reservation = int(any(line.is_budget for line in lines))
+    packed = _pack([_packed(line, amounts) for line in lines])
+    return keys, [lease, milliseconds, reservation, packed]
+
+
+def _packed(line: Line, amounts: Amounts) -> tuple[str, int, int, int]:
+    if line.kind is Kind.SLOTS:
+        return "slot", line.limit, amounts.slots, 0
+    if line.leaks:
+        return "bucket", line.limit, amounts[line.kind], _BUCKET_MS
+    return "window", line.limit, amounts[line.kind], int(line.ends * 1000)

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from eventually import eventually
 from limits_kit import Clock
 
 from appliance_plugins.limits.ledger import Ledger, MemoryLedger
@@ -146,3 +147,37 @@ async def test_a_settlement_that_arrives_twice_counts_once(redis_ledger):
     for _ in range(2):
         await redis_ledger.settle("a", [DAY], Amounts(0, 0, -200, 0), elapsed=0.0)
     assert await used(redis_ledger, DAY) == 300
+
+
+async def test_a_settlement_that_redis_refuses_holds_nothing_up(redis, redis_ledger):
+    with redis.client() as client:
+        client.set("appliance:{limits}:k:2m", "no hash")
+        client.set("appliance:{limits}:call:bad", "1")
+    await redis_ledger.settle("bad", [MINUTE], Amounts(0, 0, -5, 0), elapsed=0.0)
+    await eventually(lambda: not redis_ledger.owed and not redis_ledger.away)
+    assert (await redis_ledger.take("a", [DAY], Amounts(1, 1, 100, 0))).ok
+
+
+async def test_a_debit_that_arrives_after_it_was_given_up_is_not_made(redis, redis_ledger, monkeypatch):
+    """As when its connection was slower than the one that undoes it."""
+    late = asyncio.Event()
+    send = redis_ledger._take
+
+    async def slow(**arguments):
+        await late.wait()
+        return await send(**arguments)
+
+    monkeypatch.setattr(
+        redis_ledger, "_take", lambda **arguments: asyncio.shield(asyncio.create_task(slow(**arguments)))
+    )
+    taking = asyncio.create_task(redis_ledger.take("a", [DAY, SLOTS], Amounts(1, 1, 900)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    taking.cancel()
+    await asyncio.wait([taking])
+    with redis.client() as client:
+        await eventually(lambda: client.get("appliance:{limits}:call:a") == "undone")
+    late.set()
+    await eventually(lambda: len(asyncio.all_tasks()) == 2)  # this one and the keeper
+    monkeypatch.undo()
+    assert (await used(redis_ledger, DAY), await used(redis_ledger, SLOTS)) == (0, 0)

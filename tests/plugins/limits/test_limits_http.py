@@ -1,6 +1,9 @@
 """The ``limits`` plugin in a served app: no path keeps a place."""
 
 import asyncio
+import json
+import re
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -110,3 +113,148 @@ async def test_O_32_a_true_429_says_when_to_come_back(client):
         return (await post(client, body("good"))).status_code == 200
 
     await eventually(admitted)
+
+
+# -- budgets, and what callers are told ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def budgeted(script, **limits):
+    """A served app with one scripted model and these limits: client and engine."""
+    plugin = ScriptedPlugin(script)
+    config = {
+        "plugins": ["limits"],
+        "models": [{"name": "good", "engine": "scripted", "price": {"input": 1, "output": 1000}}],
+        "plugin": {"limits": limits},
+    }
+    async with (
+        serving(make_app(config, {"scripted": plugin})) as url,
+        httpx.AsyncClient(base_url=url, timeout=20) as client,
+    ):
+        yield client, plugin.engine
+
+
+def events(reply) -> list[str]:
+    return [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+
+
+async def test_every_answer_says_what_is_left():
+    limits = {"key": {"requests_per_minute": 600, "requests_per_day": 5, "tokens_per_minute": 6000}}
+    async with budgeted([Emit("fine")], **limits) as (client, _):
+        plain = await post(client, body("good", max_completion_tokens=93))
+        assert plain.headers["x-ratelimit-limit-requests"] == "5"
+        assert plain.headers["x-ratelimit-remaining-requests"] == "4"
+        assert re.fullmatch(r"(\d+h)?(\d+m)?\d+s", plain.headers["x-ratelimit-reset-requests"])
+        assert plain.headers["x-ratelimit-limit-tokens"] == "6000"
+        assert plain.headers["x-ratelimit-remaining-tokens"] == "5902"
+        assert plain.headers["x-ratelimit-reset-tokens"] == "980ms"
+        stream = await post(client, body("good", stream=True))
+        assert stream.headers["x-ratelimit-remaining-requests"] == "3"
+        wrong = await post(client, body("good", tools=[{"type": "file_search", "vector_store_ids": ["vs_1"]}]))
+        assert (wrong.status_code, wrong.headers["x-ratelimit-remaining-requests"]) == (400, "2")
+        for _ in range(2):
+            await post(client, body("good"))
+        refused = await post(client, body("good"))
+        assert refused.status_code == 429
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+
+
+async def test_answers_of_callers_without_limits_carry_no_such_headers():
+    async with budgeted([Emit("fine")], max_concurrent=5) as (client, _):
+        reply = await post(client, body("good"))
+        assert not [name for name in reply.headers if name.startswith("x-ratelimit")]
+
+
+async def test_B12_a_stream_stops_at_its_budget_with_an_error_event_and_so_does_the_engine():
+    limits = {"answer_tokens": 10, "key": {"tokens_per_day": 50}}
+    async with budgeted([Emit("word ")] * 500 + [Wait(30)], **limits) as (client, engine):
+        reply = await post(client, body("good", stream=True))
+        assert reply.status_code == 200
+        *words, error = map(json.loads, events(reply))
+        said = [one["choices"][0]["delta"].get("content") for one in words]
+        assert said.count("word ") == 40
+        assert [one["choices"][0]["finish_reason"] for one in words] == [None] * len(words)
+        assert error["error"]["code"] == "budget_exceeded"
+        assert error["error"]["type"] == "rate_limit_error"
+        assert "50 tokens a day" in error["error"]["message"]
+        assert engine.diaries[0].events == ["start", "abort"]
+        assert (await post(client, body("good", stream=True))).status_code == 429
+
+
+async def test_a_stream_that_says_how_long_it_may_be_is_reserved_whole_and_never_cut():
+    limits = {"answer_tokens": 10, "key": {"tokens_per_day": 70}}
+    async with budgeted([Emit("word ")] * 60, **limits) as (client, _):
+        reply = await post(client, body("good", stream=True, max_completion_tokens=60))
+        assert events(reply)[-1] == "[DONE]"
+
+
+async def test_a_plain_answer_without_a_maximum_gets_what_is_reserved_as_its_maximum():
+    limits = {"answer_tokens": 10, "key": {"tokens_per_day": 1000}}
+    async with budgeted([Emit("fine")], **limits) as (client, engine):
+        await post(client, body("good", n=2))
+        assert engine.diaries[-1].call.request.max_completion_tokens == 10
+        await post(client, body("good", max_tokens=33))
+        assert engine.diaries[-1].call.request.max_completion_tokens is None
+        assert engine.diaries[-1].call.request.max_tokens == 33
+    async with budgeted([Emit("fine")], key={"requests_per_day": 10}) as (client, engine):
+        await post(client, body("good"))
+        assert engine.diaries[-1].call.request.max_completion_tokens is None
+
+
+async def test_B12_money_stops_a_stream_too():
+    # 1000 a million tokens of answers: a token is 0.001.
+    limits = {"answer_tokens": 5, "key": {"spend_per_month": 0.02}}
+    async with budgeted([Emit("word ")] * 100, **limits) as (client, _):
+        *words, error = map(json.loads, events(await post(client, body("good", stream=True))))
+        assert "0.02 of spending a month" in error["error"]["message"]
+        assert sum(one["choices"][0]["delta"].get("content") == "word " for one in words) == 15
+
+
+async def test_what_was_not_used_comes_back_when_the_answer_is_over():
+    limits = {"key": {"tokens_per_day": 1000}}
+    async with budgeted([Emit("fine")], **limits) as (client, _):
+        for _ in range(20):
+            assert (await post(client, body("good", max_completion_tokens=900))).status_code == 200
+        reply = await post(client, body("good", max_completion_tokens=900))
+        # The engine counts a word of prompt and one of answer.
+        assert reply.headers["x-ratelimit-remaining-tokens"] == str(1000 - 20 * 2 - 905)
+
+
+async def test_days_survive_a_restart(tmp_path):
+    config = {
+        "plugins": ["limits"],
+        "models": [{"name": "good", "engine": "scripted"}],
+        "plugin": {"limits": {"key": {"requests_per_day": 2}}},
+    }
+    statuses = []
+    for _ in range(3):
+        app = make_app(config, {"scripted": ScriptedPlugin([Emit("fine")])}, folder=tmp_path)
+        async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+            statuses.append((await post(client, body("good"))).status_code)
+    assert statuses == [200, 200, 429]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_and_messages_are_limited_alike(stream):
+    messages = body("good", max_tokens=5, stream=stream)
+    responses = {"model": "good", "input": "hi", "stream": stream}
+    async with budgeted([Emit("fine")], key={"requests_per_day": 2}) as (client, _):
+        for left, (path, sent) in enumerate([("/v1/messages", messages), ("/v1/responses", responses)]):
+            reply = await client.post(path, json=sent)
+            assert (reply.status_code, reply.headers["x-ratelimit-remaining-requests"]) == (200, str(1 - left))
+        for path, sent in (("/v1/messages", messages), ("/v1/responses", responses)):
+            reply = await client.post(path, json=sent)
+            assert (reply.status_code, reply.headers["x-ratelimit-remaining-requests"]) == (429, "0")
+            assert int(reply.headers["retry-after"]) >= 1
+
+
+async def test_a_responses_stream_stops_at_its_budget_as_failed():
+    limits = {"answer_tokens": 10, "key": {"tokens_per_day": 50}}
+    async with budgeted([Emit("word ")] * 500, **limits) as (client, _):
+        reply = await client.post("/v1/responses", json={"model": "good", "input": "hi", "stream": True})
+        last = json.loads(events(reply)[-1])
+        assert last["type"] == "response.failed"
+        assert last["response"]["error"]["code"] == "rate_limit_exceeded"  # OpenAI's type knows no other
+        assert "50 tokens a day" in last["response"]["error"]["message"]

@@ -1,0 +1,95 @@
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.plugin import Call, CallRecord, CompletionRequest, EmbeddingRequest, Usage
+from appliance.testing.answers import chat_call
+from appliance.wire import ContentPart, FunctionCall, ImageUrl, Message, ToolCall
+from appliance_plugins.limits.estimate import Estimate, estimate, used
+
+
+def chat(*messages: Message, **fields):
+    call = chat_call()
+    call.request.messages = list(messages)
+    for name, value in fields.items():
+        setattr(call.request, name, value)
+    return call
+
+
+def other(request) -> Call:
+    operation = "embeddings" if isinstance(request, EmbeddingRequest) else "completion"
+    return Call(id="r", operation=operation, model="m", request=request)
+
+
+def prompt_of(call: Call, retrieved: int = 0) -> int:
+    return estimate(call, 1000, retrieved).prompt
+
+
+def test_a_prompt_is_a_token_for_four_bytes_and_a_few_for_each_message():
+    assert prompt_of(chat(Message(role="user", content="x" * 400))) == 104
+    assert prompt_of(chat(Message(role="user", content="\u6f22" * 400))) == 304
+    two = [Message(role="system", content="x" * 40), Message(role="user", content="x" * 41)]
+    assert prompt_of(chat(*two)) == 14 + 15
+
+
+def test_parts_tool_calls_and_tools_count_and_images_count_as_one_size():
+    parts = [
+        ContentPart(type="text", text="x" * 400),
+        ContentPart(type="image_url", image_url=ImageUrl(url="data:image/png;base64," + "A" * 10**6)),
+    ]
+    assert prompt_of(chat(Message(role="user", content=parts))) == 104 + 1024
+    called = Message(role="assistant", tool_calls=[ToolCall(function=FunctionCall("f", "x" * 400))])
+    assert prompt_of(chat(called)) == 104
+    tools = [{"type": "function", "function": {"name": "f" * 100, "parameters": {"enum": ["x" * 300]}}}]
+    assert prompt_of(chat(Message(role="user", content=""), tools=tools)) > 100
+
+
+def test_what_a_search_may_add_counts():
+    assert prompt_of(chat(Message(role="user", content="")), 12_000) == 3004
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer", "named"),
+    [
+        ({}, 1000, False),
+        ({"n": 3}, 3000, False),
+        ({"max_tokens": 50}, 50, True),
+        ({"max_completion_tokens": 70, "max_tokens": 50}, 70, True),
+        ({"max_completion_tokens": 70, "n": 2}, 140, True),
+    ],
+)
+def test_an_answer_is_as_long_as_it_may_be(fields, answer, named):
+    found = estimate(chat(Message(role="user", content="x"), **fields), 1000, 0)
+    assert (found.answer, found.named) == (answer, named)
+
+
+@pytest.mark.parametrize(
+    ("request_", "prompt", "answer"),
+    [
+        (CompletionRequest(model="m", prompt="x" * 40), 10, 16),
+        (CompletionRequest(model="m", prompt=["x" * 40, "y" * 40], max_tokens=5, n=2), 20, 20),
+        (CompletionRequest(model="m", prompt=[1, 2, 3], best_of=4, max_tokens=10), 3, 40),
+        (CompletionRequest(model="m", prompt=[[1, 2, 3], [4]], max_tokens=10), 4, 20),
+        (EmbeddingRequest(model="m", input="x" * 40), 10, 0),
+        (EmbeddingRequest(model="m", input=["x" * 40, "y"]), 11, 0),
+        (EmbeddingRequest(model="m", input=[[1, 2], [3]]), 3, 0),
+    ],
+)
+def test_completions_and_embeddings_are_estimated_too(request_, prompt, answer):
+    assert estimate(other(request_), 1000, 0) == Estimate(prompt, answer, named=True)
+
+
+@given(st.text(), st.text())
+def test_a_longer_prompt_is_never_estimated_shorter(one, more):
+    short = chat(Message(role="user", content=one))
+    long = chat(Message(role="user", content=one + more))
+    assert prompt_of(long) >= prompt_of(short)
+
+
+def test_the_engines_count_goes_before_any_estimate():
+    record = CallRecord(call=chat_call(), usage=Usage(7, 8, 2), tokens=3)
+    expected = Estimate(100, 1000, named=False)
+    for error in (None, RuntimeError(), asyncio.CancelledError(), GeneratorExit()):
+        assert used(record, expected, error) == Usage(7, 8, 2)

@@ -1,0 +1,257 @@
+"""Several replicas on a real Redis, one of which dies; and what happens when Redis does (R22)."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+import pytest
+import yaml
+from eventually import eventually
+from limits_kit import call_of, limits
+from redis_server import RedisServer
+from served import Served
+
+from appliance.plugin import RateLimited, Unavailable
+from appliance.testing import Emit, ScriptedPlugin, Wait, make_app, serving
+from appliance_plugins.limits.lines import Amounts, Clock, Kind, Line
+from appliance_plugins.limits.shared import RedisLedger
+
+DAY = Line("k:2d", Kind.TOKENS, 1000, "day", "key", time.time() + 10**6)
+SLOTS = Line("k:0", Kind.SLOTS, 2, "", "key")
+
+
+def config(redis: RedisServer, **settings):
+    return {
+        "plugins": ["limits"],
+        "models": [{"name": "m", "engine": "scripted"}],
+        "plugin": {"limits": {"redis": redis.url, **settings}},
+    }
+
+
+@asynccontextmanager
+async def replicas(count: int, redis: RedisServer, script, **settings):
+    """Clients of so many apps that share one Redis."""
+    async with AsyncExitStack() as held:
+        clients = []
+        for _ in range(count):
+            app = make_app(config(redis, **settings), {"scripted": ScriptedPlugin(script)})
+            url = await held.enter_async_context(serving(app))
+            clients.append(await held.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20)))
+        yield clients
+
+
+async def ask(client: httpx.AsyncClient, **fields) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return await client.post("/v1/chat/completions", json=body)
+
+
+# -- together ------------------------------------------------------------------------------------------------
+
+
+async def test_B12_replicas_count_together_and_never_overspend(redis):
+    async with replicas(3, redis, [Emit("fine")], key={"requests_per_day": 50, "tokens_per_day": 10**6}) as clients:
+        replies = await asyncio.gather(*(ask(clients[i % 3]) for i in range(90)))
+        assert sorted({reply.status_code for reply in replies}) == [200, 429]
+        assert sum(reply.status_code == 200 for reply in replies) == 50
+
+
+async def test_places_are_shared_by_replicas(redis):
+    async with replicas(2, redis, [Emit("one "), Wait(30)], max_concurrent=1) as (first, second):
+        async with first.stream(
+            "POST",
+            "/v1/chat/completions",
+            json={"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]},
+        ) as stream:
+            assert stream.status_code == 200
+            assert (await ask(second)).status_code == 429
+
+        async def free() -> bool:
+            with redis.client() as client:
+                return not client.keys("*all:0")
+
+        await eventually(free)
+
+
+@pytest.mark.slow
+async def test_O_32_the_places_of_a_killed_replica_come_free_by_themselves(redis, tmp_path):
+    """kill -9 while it holds both places of a key; its lease is two seconds long."""
+    path = tmp_path / "appliance.yaml"
+    slow = {"name": "m", "engine": "scripted", "options": {"delay": 20}}
+    settings = {**config(redis, lease=2, key={"max_concurrent": 2}), "models": [slow], "data_dir": str(tmp_path)}
+    path.write_text(yaml.safe_dump({**settings, "plugins": ["limits", "scripted"]}))
+    with Served(path) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=20) as client:
+            held = [asyncio.create_task(ask(client)) for _ in range(2)]
+
+            def full() -> bool:
+                with redis.client() as looking:
+                    return sum(looking.zcard(key) for key in looking.keys("*:0")) == 2
+
+            await eventually(full)
+            await asyncio.sleep(2.5)  # longer than a lease: it is renewed while the process lives
+            assert full()
+            os.kill(served.process.pid, signal.SIGKILL)
+            await asyncio.gather(*held, return_exceptions=True)
+        async with replicas(1, redis, [Emit("fine")], lease=2, key={"max_concurrent": 2}) as (client,):
+            assert (await ask(client)).status_code == 429
+
+            async def served_again() -> bool:
+                return (await ask(client)).status_code == 200
+
+            await eventually(served_again, 10)
+            both = await asyncio.gather(ask(client), ask(client))
+            assert [reply.status_code for reply in both] == [200, 200]
+
+
+# -- without Redis (R22) ---------------------------------------------------------------------------------------
+
+NOTHING, RATES, BUDGET = {}, {"requests_per_day": 1000, "max_concurrent": 9}, {"tokens_per_day": 10**6}
+
+
+@pytest.mark.parametrize(
+    ("fail", "allowance", "status"),
+    [
+        ("closed", NOTHING, 200),
+        ("closed", RATES, 503),
+        ("closed", BUDGET, 503),
+        ("open", NOTHING, 200),
+        ("open", RATES, 200),
+        ("open", BUDGET, 503),
+    ],
+)
+@pytest.mark.parametrize("fault", ["stop", "freeze"])
+async def test_R22_without_redis_callers_get_what_the_document_says(fail, allowance, status, fault):
+    with RedisServer() as redis:
+        settings = {"fail": fail, "redis_timeout": 0.2, "key": allowance}
+        async with replicas(1, redis, [Emit("fine")], **settings) as (client,):
+            assert (await ask(client)).status_code == 200
+            getattr(redis, fault)()
+            began = time.monotonic()
+            replies = [await ask(client) for _ in range(20)]
+            took = time.monotonic() - began
+            assert {reply.status_code for reply in replies} == {status}
+            assert took < 3  # one time-out, not twenty
+            if status == 503:
+                error = replies[0].json()["error"]
+                assert (error["code"], error["type"]) == ("limits_unavailable", "server_error")
+                assert int(replies[0].headers["retry-after"]) >= 1
+                assert redis.url not in replies[0].text
+            ready = await client.get("/readyz")
+            assert ready.status_code == (503 if fail == "closed" and allowance else 200)
+            if fault == "stop":
+                redis.start()
+            else:
+                redis.thaw()
+
+            async def back() -> bool:
+                reply = await ask(client)
+                return reply.status_code == 200 and (await client.get("/readyz")).status_code == 200
+
+            await eventually(back)
+
+
+async def test_R22_open_still_counts_in_the_replica():
+    with RedisServer() as redis:
+        settings = {"fail": "open", "redis_timeout": 0.2, "key": {"requests_per_day": 3}}
+        async with replicas(1, redis, [Emit("fine")], **settings) as (client,):
+            redis.stop()
+            statuses = [(await ask(client)).status_code for _ in range(5)]
+    assert statuses == [200, 200, 200, 429, 429]
+
+
+async def test_a_replica_starts_without_redis_and_counts_as_soon_as_it_is_there():
+    with RedisServer() as redis:
+        redis.stop()
+        async with replicas(1, redis, [Emit("fine")], redis_timeout=0.2, key=BUDGET) as (client,):
+            assert (await ask(client)).status_code == 503
+            redis.start()
+
+            async def counted() -> bool:
+                return (await ask(client)).status_code == 200
+
+            await eventually(counted)
+
+
+async def test_what_was_not_used_is_given_back_once_redis_answers_again():
+    with RedisServer() as redis:
+        async with RedisLedger(redis.url, timeout=0.2, lease_seconds=3) as ledger:
+            assert (await ledger.take("a", [DAY, SLOTS], Amounts(1, 1, 900))).ok
+            redis.freeze()
+            await ledger.settle("a", [DAY, SLOTS], Amounts(0, 0, -800), elapsed=1.0)
+            assert (ledger.away, ledger.owed) == (True, 1)
+            redis.thaw()
+            await eventually(lambda: not ledger.away and not ledger.owed)
+            taken = await ledger.take("b", [DAY, SLOTS], Amounts(1, 1, 100))
+            assert taken.used == [200, 1]
+
+
+async def test_a_debit_whose_client_leaves_meanwhile_is_undone():
+    with RedisServer() as redis:
+        async with RedisLedger(redis.url, timeout=5) as ledger:
+            await ledger.take("warm", [SLOTS], Amounts(1, 1))
+            await ledger.settle("warm", [SLOTS], Amounts(), elapsed=0.0)
+            redis.freeze()
+            taking = asyncio.create_task(ledger.take("a", [DAY, SLOTS], Amounts(1, 1, 900)))
+            await asyncio.sleep(0.05)  # on its way, unanswered
+            taking.cancel()
+            await asyncio.wait([taking])
+            redis.thaw()
+            await eventually(lambda: not ledger.owed)
+
+            async def undone() -> bool:
+                taken = await ledger.take("b", [DAY, SLOTS], Amounts(1, 1, 100))
+                await ledger.settle("b", [DAY, SLOTS], Amounts(0, 0, -100), elapsed=0.0)
+                return taken.ok and list(taken.used) == [100, 1]
+
+            await eventually(undone)
+
+
+async def test_a_stream_that_needs_more_of_its_budget_ends_with_an_error_while_redis_is_away():
+    script = [Emit("word ")] * 5 + [Wait(0.6)] + [Emit("word ")] * 50
+    with RedisServer() as redis:
+        settings = {"redis_timeout": 0.2, "answer_tokens": 10, "key": BUDGET}
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        async with (
+            replicas(1, redis, script, **settings) as (client,),
+            client.stream("POST", "/v1/chat/completions", json=body) as reply,
+        ):
+            lines = reply.aiter_lines()
+            await anext(lines)
+            redis.stop()
+            events = [line[6:] async for line in lines if line.startswith("data: ")]
+    assert json.loads(events[-1])["error"]["code"] == "limits_unavailable"
+
+
+async def test_a_server_that_is_no_redis_never_holds_requests_up():
+    async def silent(reader, writer):
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with RedisLedger(f"redis://127.0.0.1:{port}", timeout=0.2) as ledger:
+        admitter = limits(Clock(), ledger, key=RATES)
+        began = time.monotonic()
+        for _ in range(50):
+            with pytest.raises(Unavailable):
+                async with admitter.admit(call_of()):
+                    pass
+        assert time.monotonic() - began < 1
+    server.close()
+    await server.wait_closed()
+
+
+async def test_leases_that_live_are_renewed_and_counted(redis):
+    async with RedisLedger(redis.url, timeout=2, lease_seconds=1) as ledger:
+        admitter = limits(Clock(), ledger, key={"max_concurrent": 1})
+        async with admitter.admit(call_of()):
+            await asyncio.sleep(1.5)
+            with pytest.raises(RateLimited):
+                async with admitter.admit(call_of()):
+                    pass
+        async with admitter.admit(call_of()):
+            pass
