@@ -22,7 +22,7 @@ from appliance.plugin import (
     Usage,
 )
 from appliance.streams import observed
-from appliance.testing import Emit, Fail, Wait
+from appliance.testing import Emit, Fail, ScriptedPlugin, Wait, make_runtime
 from appliance.testing.answers import chat_call, chunks_of
 
 LONG = {"model": "m", "messages": [{"role": "user", "content": "one two three four five"}]}
@@ -156,12 +156,27 @@ async def test_without_a_tokenizer_events_count_and_the_prompt_is_estimated(tmp_
     assert notebook.records[0].usage == Usage(-(-len("one two three four five") // 4), 2, 0)
 
 
-async def test_a_shutdown_waits_for_calls_that_are_being_counted(tmp_path: Path) -> None:
+async def test_a_shutdown_waits_for_calls_that_are_being_recorded(tmp_path: Path) -> None:
     notebook = Notebook(pause=0.3)
-    async with box(tmp_path, [Emit("piece "), Wait(30)], notes=provides(recorders=[notebook])) as served:
-        await leave_after(served, 1)
-        await until(lambda: notebook.begun)
-    assert len(notebook.records) == 1
+    plugins = {"scripted": ScriptedPlugin([Emit("piece "), Wait(30)]), "notes": provides(recorders=[notebook])}
+    runtime = make_runtime({"models": [{"name": "m", "engine": "scripted"}]}, plugins, folder=tmp_path)
+    await runtime.start()
+    await runtime.start_engines()
+
+    async def ask() -> None:
+        async with runtime.pipeline.answer(chat_call(text="one two"), "/v1/chat/completions") as chunks:
+            async for _ in chunks:
+                pass
+
+    asking = asyncio.create_task(ask())
+    await until(lambda: plugins["scripted"].engine.running)
+    asking.cancel()  # the client left
+    await until(lambda: notebook.begun)
+    asking.cancel()  # the server's patience ended
+    await asyncio.wait([asking])
+    assert not notebook.records
+    await runtime.stop()
+    assert [record.usage for record in notebook.records] == [Usage(2, 1, 0)]
 
 
 # -- parts -------------------------------------------------------------------------------------------------------

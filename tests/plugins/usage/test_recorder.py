@@ -130,21 +130,30 @@ async def play(steps) -> None:
     with tempfile.TemporaryDirectory() as name:
         database = Database(f"sqlite+aiosqlite:///{name}/appliance.db")
         await database.start()
-        process, recorded = Process(Path(name), database), 0
-        for what, value in steps:
-            if what == "record":
-                for _ in range(value):
-                    await process.recorder.record(a_record())
-                recorded += value
-            elif what == "book":
-                await process.book(value)
-            else:
-                process.die(value)
-        await process.book()
-        found = await booked(database)
+        process = Process(Path(name), database)
+        try:
+            recorded = await play_on(process, steps)
+            await process.book()
+            found = await booked(database)
+        finally:
+            process.die()
+            await database.stop()
         assert (found.requests, found.input_tokens) == (recorded, 10 * recorded)
         assert not list((Path(name) / "usage").iterdir())
-        await database.stop()
+
+
+async def play_on(process: Process, steps) -> int:
+    recorded = 0
+    for what, value in steps:
+        if what == "record":
+            for _ in range(value):
+                await process.recorder.record(a_record())
+            recorded += value
+        elif what == "book":
+            await process.book(value)
+        else:
+            process.die(value)
+    return recorded
 
 
 async def test_calls_are_booked_by_themselves(database: Database, tmp_path: Path) -> None:
