@@ -72,7 +72,7 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
         Compares in constant time, with both secrets in any case.
         """
         current = hmac.compare_digest(self.digest, digest)
-        previous = hmac.compare_digest(self.previous_digest or "", digest)
+        previous = hmac.compare_digest(self.previous_digest or self.digest, digest)
         if self.revoked_at is not None or not (current or previous):
             return 0
         ends = (self.expires_at, None if current else self.previous_until)

@@ -1,7 +1,10 @@
+import math
+
 import pytest
+import sqlalchemy as sa
 from sqlalchemy import text as statement
 
-from appliance.errors import NotFound
+from appliance.errors import Conflict, NotFound
 from appliance.storage.keys import KeyStore
 
 
@@ -64,11 +67,97 @@ async def test_the_list_holds_all_keys_and_the_version_tells_changes(store):
     versions.append(await store.version())
     await store.revoke(made.id)
     versions.append(await store.version())
-    assert len(set(versions)) == 4
-    assert {key.name for key in await store.list()} == {"one", "two"}
+    other, _ = await store.create(name="three")
+    for _ in range(2):
+        await store.rotate(other.id)
+        versions.append(await store.version())
+    assert len(set(versions)) == 6
+    assert {key.name for key in await store.list()} == {"one", "two", "three"}
 
 
 async def test_ids_that_look_like_sql_find_nothing(store):
     made, _ = await store.create(name="one")
     for odd in ("' OR 1=1 --", f"{made.id}' --", "%", "_" * 12):
         assert await store.find(odd) is None
+
+
+async def test_a_rotation_keeps_the_key_and_changes_its_secret(store):
+    made, old = await store.create(name="alice", user="alice", roles=["admin"], expires_in=1000)
+    rotated, new = await store.rotate(made.id, overlap=60)
+    assert await store.find(made.id) == rotated
+    assert (rotated.id, rotated.user, rotated.roles, rotated.expires_at) == (
+        made.id,
+        "alice",
+        ("admin",),
+        made.expires_at,
+    )
+    assert store.key_id_of(new) == made.id
+    assert new != old
+    assert rotated.good_until(store.digest_of(new)) == made.expires_at
+    assert rotated.good_until(store.digest_of(old)) == rotated.previous_until == rotated.rotated_at + 60
+    kept = repr(rotated)
+    assert not any(text.rpartition("-")[2] in kept for text in (old, new))
+
+
+async def test_the_old_secret_never_outlives_the_end_that_it_had(store):
+    made, old = await store.create(name="alice", expires_in=60)
+    rotated, new = await store.rotate(made.id, overlap=86_400, expires_in=1000)
+    assert rotated.good_until(store.digest_of(old)) == made.expires_at
+    assert rotated.good_until(store.digest_of(new)) == rotated.expires_at == rotated.rotated_at + 1000
+
+
+async def test_at_most_two_secrets_work(store):
+    made, first = await store.create(name="alice")
+    _, second = await store.rotate(made.id)
+    rotated, third = await store.rotate(made.id)
+    ends = [rotated.good_until(store.digest_of(text)) for text in (first, second, third)]
+    assert ends == [0, rotated.previous_until, math.inf]
+
+
+async def test_only_a_valid_key_can_be_rotated(store):
+    revoked, _ = await store.create(name="revoked")
+    await store.revoke(revoked.id)
+    expired, _ = await store.create(name="expired", expires_in=-1)
+    for key in (revoked, expired):
+        with pytest.raises(Conflict, match="keys create"):
+            await store.rotate(key.id)
+    with pytest.raises(NotFound, match="keys list"):
+        await store.rotate("nobody")
+
+
+async def test_no_other_digest_is_good_for_a_key(store):
+    made, text = await store.create(name="alice")
+    assert made.good_until(store.digest_of(text)) == math.inf
+    for digest in ("", store.digest_of(text + "x"), store.digest_of(text)[:-1], "0" * 64):
+        assert made.good_until(digest) == 0  # "" is not the previous secret that there is none of
+
+
+def test_keys_of_the_first_schema_keep_what_their_scopes_allowed(tmp_path):
+    from alembic import command
+
+    from appliance.storage.migrations.run import settings, upgrade
+
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'appliance.db'}")
+    old = {
+        "all": ["*"], "ops": ["admin"], "scraper": ["metrics"], "both": ["inference", "files"], "chat": ["inference"],
+        "many": ["inference", "files", "metrics"], "none": [],
+    }  # fmt: skip
+    with engine.begin() as connection:
+        command.upgrade(settings(connection), "0001")
+        table = sa.Table("api_keys", sa.MetaData(), autoload_with=connection)
+        for name, scopes in old.items():
+            row = {"id": name, "name": name, "tenant": "default", "digest": name, "scopes": scopes, "created_at": 1}
+            connection.execute(table.insert().values(**row))
+        upgrade(connection)
+        table = sa.Table("api_keys", sa.MetaData(), autoload_with=connection)
+        found = {row.id: (row.roles, row.scopes, row.rotations) for row in connection.execute(table.select())}
+        command.downgrade(settings(connection), "0001")
+        table = sa.Table("api_keys", sa.MetaData(), autoload_with=connection)
+        kept = {row.id: row.scopes for row in connection.execute(table.select())}
+    engine.dispose()
+    assert kept == old
+    assert {name: roles for name, (roles, _, _) in found.items()} == {
+        "all": ["admin"], "ops": ["operator"], "scraper": ["operator"], "both": ["knowledge-manager", "user"],
+        "chat": ["user"], "many": ["knowledge-manager", "operator", "user"], "none": ["user"],
+    }  # fmt: skip
+    assert all((scopes, rotations) == (old[name], 0) for name, (_, scopes, rotations) in found.items())
