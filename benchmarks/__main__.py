@@ -14,6 +14,7 @@ NAMES = {
     "gateway": "CPU and latency a request and a chunk, beside nginx and a bare proxy",
     "idle_streams": "memory of 10,000 open streams",
     "audit": "the audit log: what it costs a request, and how fast it writes and verifies",
+    "fair_queue": "a quiet tenant's time to first token beside another's flood",
     "limits": "what limits cost a request, in memory and on Redis",
     "retrieval": "nDCG@10 on Cranfield, through the API",
 }

@@ -84,15 +84,15 @@ def write_config(config: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-def create_key(config: Path) -> str:
-    """Make an API key as an operator would."""
+def create_key(config: Path, *options: str) -> str:
+    """Make an API key as an operator would; an administrator's without ``options``."""
     command = [
         *appliance_command(),
         "keys",
         "create",
         "--name",
         "benchmark",
-        "--admin",
+        *(options or ("--admin",)),
         "--config",
         str(config),
         "--json",
