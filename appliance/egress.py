@@ -42,7 +42,11 @@ _CLOUD_METADATA = frozenset(
 
 
 class EgressError(ApplianceError):
-    """A call failed, or its answer cannot be used."""
+    """A call failed, or its answer cannot be used. ``status`` is that of an answer other than 200."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EgressRefused(EgressError):
@@ -105,15 +109,21 @@ class Egress:
         """The body of a 200. Raises EgressRefused, and EgressError for everything else that comes."""
         import httpx2
 
-        if self._client is None:
-            self._client = httpx2.AsyncClient(**self.client_options())
         try:
-            response = await self._client.get(parsed(url), headers=dict(headers or {}))
+            response = await self.open().get(parsed(url), headers=dict(headers or {}))
         except httpx2.HTTPError as error:
             raise EgressError(f"{url} cannot be reached: {type(error).__name__}") from error
         if response.status_code != 200:
-            raise EgressError(f"{url} answered {response.status_code}")
+            raise EgressError(f"{url} answered {response.status_code}", status=response.status_code)
         return response.content
+
+    def open(self) -> httpx2.AsyncClient:
+        """The client, made at the first call. Raises ConfigError for a ``ca_file`` that cannot be read."""
+        import httpx2
+
+        if self._client is None:
+            self._client = httpx2.AsyncClient(**self.client_options())
+        return self._client
 
     def client_options(self) -> dict[str, Any]:
         """Arguments that bind an ``httpx2.AsyncClient``, or a library's client made from it, to these rules."""

@@ -5,17 +5,17 @@ Claims may be of any JSON type. One that is there but of no use refuses the toke
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from appliance.plugin import SCOPES, Forbidden, Principal
 from appliance_auth.oauth.profiles import PROFILES
-from appliance_auth.oauth.settings import ClaimPath, IssuerSettings
+from appliance_auth.oauth.settings import TENANT, ClaimPath, IssuerSettings
 
 Claims: TypeAlias = Mapping[str, Any]
 
-_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_BY_NAME = {scope: scope for scope in SCOPES if scope != "*"}
+"""Scopes that mean the same at an issuer; everything (``*``) is given by ``scope_map`` alone."""
 _LONGEST_ID = 255
 """Characters; OpenID Connect Core section 2 holds ``sub`` to as many."""
 
@@ -75,8 +75,8 @@ class CallerMapping:
         if value is None and self._roles_may_replace_scopes and roles:
             return None
         given = value.split() if isinstance(value, str) else strings(value, "scopes")
-        mapped = {self._settings.scope_map.get(scope, scope) for scope in given}
-        return frozenset(mapped & SCOPES.keys())
+        mapped = {self._settings.scope_map.get(scope) or _BY_NAME.get(scope) for scope in given}
+        return frozenset(scope for scope in mapped if scope)
 
     def _tenant_of(self, claims: Claims) -> str:
         value = value_at(claims, self._tenant)
@@ -84,7 +84,7 @@ class CallerMapping:
             return self._settings.tenant
         name = identifier(value, "tenant")
         found = self._settings.tenant_map.get(name) if self._settings.tenant_map else name
-        if found is None or not _TENANT.fullmatch(found):
+        if found is None or not TENANT.fullmatch(found):
             raise Forbidden("your organisation is not served here; ask the operator to add it to tenant_map")
         return found
 

@@ -28,7 +28,7 @@ class Introspection:
     def __init__(
         self, issuer: IssuerSettings, settings: IntrospectionSettings, discovery: Discovery, egress: Egress
     ) -> None:
-        self._issuer, self._settings, self._discovery = issuer, settings, discovery
+        self._issuer, self._settings, self._discovery, self._egress = issuer, settings, discovery, egress
         self._client: Any = AsyncOAuth2Client(  # it has no types
             settings.client_id,
             settings.client_secret,
@@ -64,6 +64,7 @@ class Introspection:
         endpoint = self._settings.endpoint or (await self._discovery.metadata()).introspection_endpoint
         if endpoint is None:
             raise EgressError("its metadata names no introspection endpoint; set introspection.endpoint")
+        self._egress.check(endpoint)
         response = await self._client.introspect_token(endpoint, token=token, token_type_hint=_HINT)
         if response.status_code != 200:
             raise EgressError(f"it answered {response.status_code}")

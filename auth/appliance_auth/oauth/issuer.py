@@ -51,7 +51,8 @@ class Issuer:
         self.introspection: Introspection | None = None
 
     def open(self) -> None:
-        """Make what belongs to a running server."""
+        """Make what belongs to a running server. Raises ConfigError for a ``ca_file`` that cannot be read."""
+        self._egress.open()
         if self.settings.introspection and self.introspection is None:
             self.introspection = Introspection(
                 self.settings, self.settings.introspection, self._discovery, self._egress

@@ -58,10 +58,9 @@ class Discovery:
         try:
             body = await self._egress.get(get_openid_url(self._issuer, external=True))
         except EgressError as first:
-            try:
-                body = await self._egress.get(get_well_known_url(self._issuer, external=True))
-            except EgressError:
-                raise first from None
+            if first.status is None:  # nobody there: the other address would be no better
+                raise
+            body = await self._egress.get(get_well_known_url(self._issuer, external=True))
         try:
             found = msgspec.json.decode(body, type=Metadata)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

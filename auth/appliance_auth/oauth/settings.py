@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 
-from appliance.plugin import ConfigError, Strict
+from appliance.plugin import SCOPES, ConfigError, Strict
 
 ClaimPath: TypeAlias = str | tuple[str, ...]
 """A claim's name, a dotted path (``realm_access.roles``), or a path as a list; empty for none."""
 ProfileName: TypeAlias = Literal["rfc9068", "keycloak", "auth0", "entra", "okta", "google"]
 
+TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
 
 
@@ -94,6 +96,7 @@ def check(settings: OAuthSettings, known_roles: frozenset[str]) -> None:
         _check_audience(issuer, where)
         _check_algorithms(issuer, where)
         _check_roles(issuer, where, known_roles)
+        _check_maps(issuer, where)
 
 
 def _check_addresses(issuer: IssuerSettings, where: str) -> None:
@@ -134,3 +137,15 @@ def _check_roles(issuer: IssuerSettings, where: str, known: frozenset[str]) -> N
         unknown = next((role for role in roles if role not in known), None)
         if unknown is not None:
             raise ConfigError(f"{where}.{name}: there is no role {unknown}; take one of {', '.join(sorted(known))}")
+
+
+def _check_maps(issuer: IssuerSettings, where: str) -> None:
+    unknown = next((scope for scope in issuer.scope_map.values() if scope not in SCOPES), None)
+    if unknown is not None:
+        raise ConfigError(f"{where}.scope_map: there is no scope {unknown}; take one of {', '.join(sorted(SCOPES))}")
+    for name, tenants in (("tenant", (issuer.tenant,)), ("tenant_map", tuple(issuer.tenant_map.values()))):
+        odd = next((tenant for tenant in tenants if not TENANT.fullmatch(tenant)), None)
+        if odd is not None:
+            raise ConfigError(
+                f"{where}.{name}: {odd!r} is no tenant's name; use letters, digits, dot, dash, underscore"
+            )

@@ -40,7 +40,7 @@ def token(issuer, changes, header) -> str:
 
 def options(issuer):
     return issuer.settings(
-        algorithms=["Ed25519"], claims={"tenant": "org"}, tenant_map={"": "acme"}, role_map={"admin": "operator"}
+        algorithms=["Ed25519"], claims={"tenant": "org"}, tenant_map={"a": "acme"}, role_map={"admin": "operator"}
     )
 
 

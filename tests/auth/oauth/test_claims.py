@@ -84,6 +84,11 @@ def test_scopes_are_those_we_know_by_our_name_or_by_the_map():
     assert mapped.scopes == {"inference", "files"}
 
 
+def test_everything_is_no_scope_that_an_issuer_can_give_by_that_name():
+    assert caller({"scope": "* inference"}).scopes == {"inference"}
+    assert caller({"scope": "all"}, scope_map={"all": "*"}).scopes == {"*"}
+
+
 def test_a_token_without_scopes_may_do_nothing_unless_scopes_are_not_used_at_all():
     assert caller({}).scopes == frozenset()
     assert caller({"scope": "inference"}, claims={"scopes": ""}).scopes is None

@@ -263,6 +263,23 @@ async def test_A12_metadata_cannot_send_tokens_elsewhere(issuer):
         assert evil.requests["/introspect"] == 0
 
 
+ODD = ["http://[", "https://[x]/", "http://127.0.0.1:99999/", "", "/introspect", "file:///etc/passwd", "http://a b/"]
+
+
+@pytest.mark.parametrize("endpoint", ODD)
+async def test_A12_an_endpoint_that_is_no_address_is_an_outage_not_an_error(issuer, endpoint):
+    issuer.metadata(introspection_endpoint=endpoint)
+    async with trusting(settings(issuer)) as tokens:
+        assert await caller(tokens, "opaque") == 503
+
+
+async def test_every_character_that_a_token_may_have_is_sent_as_it_is(issuer):
+    odd = "".join(chr(code) for code in range(0x21, 0x7F))
+    knowing(issuer, {odd: active(issuer)})
+    async with trusting(settings(issuer)) as tokens:
+        assert await caller(tokens, odd) == f"user:{issuer.url}|alice"
+
+
 def test_the_clients_secret_is_in_no_repr():
     from appliance.plugin import convert
     from appliance_auth.oauth.settings import IssuerSettings

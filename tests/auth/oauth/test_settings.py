@@ -42,6 +42,9 @@ REFUSED = {
     "an unknown profile": (GOOD | {"profile": "ping"}, "profile"),
     "an unknown role by default": (GOOD | {"default_roles": ["boss"]}, "boss"),
     "an unknown role in the map": (GOOD | {"role_map": {"x": "boss"}}, "boss"),
+    "an unknown scope in the map": (GOOD | {"scope_map": {"x": "chat"}}, "chat"),
+    "a tenant that is no name": (GOOD | {"tenant": "Team A"}, "Team A"),
+    "a tenant in the map that is no name": (GOOD | {"tenant_map": {"x": "../y"}}, "tenant_map"),
     "a misspelt key": (GOOD | {"audiense": "x"}, "audiense"),
     "an answer remembered for over a minute": (
         GOOD | {"introspection": {"client_id": "a", "client_secret": "b", "cache_seconds": 61}},
@@ -87,3 +90,9 @@ def test_a_resource_that_is_no_plain_https_url_is_refused(resource):
 
 def test_plugins_of_two_apps_share_nothing():
     assert Plugin()._issuers is not Plugin()._issuers
+
+
+async def test_a_file_of_authorities_that_is_none_stops_the_start(tmp_path):
+    runtime = started(GOOD | {"ca_file": str(tmp_path / "none.pem")})
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        await runtime.start()
