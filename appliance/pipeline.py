@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from appliance.admission import Admission, capped, metered
-from appliance.counting import counted, is_uncounted
 from appliance.credentials import check_form
 from appliance.errors import (
     ApplianceError,
@@ -34,9 +33,10 @@ from appliance.errors import (
 )
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever, file_search_tools
-from appliance.protocols import Admitter, Authenticator, Authorizer, Recorder, Telemetry, TraceSpan
+from appliance.protocols import Admitter, Authenticator, Authorizer, Telemetry, TraceSpan
+from appliance.recording import Recording
 from appliance.streams import cited, observed
-from appliance.telemetry import NoTelemetry, finish_span
+from appliance.telemetry import NoTelemetry
 from appliance.trail import Trail
 from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Passage, Principal, Search
 from appliance.wire import asks_logprobs
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from appliance.plugins import Plugins
 
 log = logging.getLogger("appliance.pipeline")
-_SETTLE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +84,14 @@ class Pipeline:
     plugins: Plugins
     models: Models
     trail: Trail
+    recording: Recording
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
     retriever: Retriever | None = None
     authenticators: Sequence[tuple[str, Authenticator]] = ()
     authorizers: Sequence[tuple[str, Authorizer]] = ()
     admitters: Sequence[tuple[str, Admitter]] = ()
     filters: Filters = field(default_factory=Filters)
-    recorders: Sequence[tuple[str, Recorder]] = ()
     telemetry: Telemetry = field(default_factory=NoTelemetry)
-    _telling: set[asyncio.Task[None]] = field(default_factory=set)
-    """The loop alone would not keep a task alive whose request is gone."""
 
     async def authenticate(self, headers: Mapping[str, str], query: bytes = b"") -> Principal:
         """Find the caller; without any enabled authenticator everybody is ``anonymous``.
@@ -226,7 +223,7 @@ class Pipeline:
                 raise
             raise shown from error
         finally:
-            await self._record(record, span)
+            await self.recording.record(record, span)
 
     async def _admit(self, call: Call, record: CallRecord, held: AsyncExitStack, admissions: list[Admission]) -> None:
         """Enter every lease, and note what it grants."""
@@ -295,48 +292,6 @@ class Pipeline:
         record.error_type = type(shown).__name__
         span.fail(shown)
         return shown
-
-    async def _record(self, record: CallRecord, span: TraceSpan) -> None:
-        """Runs in a task of its own: a client that leaves now cancels nothing of it."""
-        record.finished = time.perf_counter()
-        uncounted = is_uncounted(record)
-        if not uncounted:
-            _finish(span, record)
-        if uncounted or self.recorders or self.plugins.call_watchers:
-            telling = asyncio.create_task(self._count_and_tell(record, span) if uncounted else self._tell(record))
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
-            await asyncio.shield(telling)
-
-    async def settle(self) -> None:
-        """Wait, within a bound, until every call that is over has been recorded."""
-        if self._telling:
-            await asyncio.wait(self._telling, timeout=_SETTLE_SECONDS)
-
-    async def _count_and_tell(self, record: CallRecord, span: TraceSpan) -> None:
-        record.usage = await counted(record, self.models.resolve(record.call.model, record.call.principal).tokenizer)
-        _finish(span, record)
-        await self._tell(record)
-
-    async def _tell(self, record: CallRecord) -> None:
-        for name, recorder in self.recorders:
-            try:
-                await recorder.record(record)
-            except Exception:
-                log.exception("plugin %s failed to record request %s", name, record.call.id)
-        for name, watcher in self.plugins.call_watchers:
-            try:
-                for answer in watcher(record=record):
-                    await answer
-            except Exception:
-                log.exception("plugin %s failed in appliance_on_call_finished for request %s", name, record.call.id)
-
-
-def _finish(span: TraceSpan, record: CallRecord) -> None:
-    try:
-        finish_span(span, record)
-    except Exception:
-        log.exception("the trace of request %s could not be finished", record.call.id)
 
 
 def _headers(admissions: Sequence[Admission]) -> Mapping[str, str]:

@@ -28,6 +28,7 @@ from appliance.models.store import open_store
 from appliance.pipeline import Pipeline
 from appliance.plugins import Plugins
 from appliance.protocols import Engine, HealthCheck
+from appliance.recording import Recording
 from appliance.responses.background import BackgroundResponses
 from appliance.responses.service import Responses
 from appliance.stalls import StallWatch
@@ -127,7 +128,7 @@ class Runtime:
         """Stop everything, in reverse; safe to call twice."""
         self.draining = True
         await self.background.stop()
-        await self.pipeline.settle()
+        await self.pipeline.recording.settle()
         stops = [engine.stop() for engine in self.models.engines().values()]
         for result in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(result, BaseException):
@@ -137,11 +138,16 @@ class Runtime:
         except Exception:
             log.exception("a plugin did not stop cleanly")
 
-    async def ill(self) -> dict[str, str]:
-        """What is not well, by part; empty when requests can be answered."""
+    def unready(self) -> dict[str, str]:
+        """Engines and worker that are not ready, by name."""
         found = {name: "is not ready" for name, engine in self.models.engines().items() if not _ready(engine)}
         if self.knowledge and not self.knowledge.ready:
             found["worker"] = "is not ready"
+        return found
+
+    async def ill(self) -> dict[str, str]:
+        """What is not well, by part; empty when requests can be answered."""
+        found = self.unready()
         if self.draining:
             found["server"] = "is shutting down"
         checks = {"database": self._database_problem, **self.health_checks}
@@ -279,7 +285,7 @@ def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, con
             outputs=outputs,
             fail_open=frozenset(config.filters.fail_open),
         ),
-        recorders=plugins.recorders(),
+        recording=Recording(plugins, models, plugins.recorders()),
         telemetry=plugins.telemetry() or NoTelemetry(),
         trail=Trail(context),
     )
