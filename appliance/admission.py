@@ -37,7 +37,7 @@ def capped(call: Call, admission: Admission) -> Call:
     request = call.request
     if admission.output_tokens is None or call.stream or not isinstance(request, ChatRequest | CompletionRequest):
         return call
-    each = max(1, admission.output_tokens // (request.n or 1))
+    each = max(1, admission.output_tokens // choices_of(request))
     if isinstance(request, CompletionRequest):
         changed: ChatRequest | CompletionRequest = msgspec.structs.replace(
             request, max_tokens=request.max_tokens or each
@@ -47,6 +47,16 @@ def capped(call: Call, admission: Admission) -> Call:
     else:
         return call
     return msgspec.structs.replace(call, request=changed)
+
+
+def choices_of(request: ChatRequest | CompletionRequest) -> int:
+    """How many answers an engine makes for a request: ``n``, or ``best_of``, for each prompt; token ids are one."""
+    if isinstance(request, ChatRequest):
+        return request.n or 1
+    prompts = request.prompt
+    return max(request.n or 1, request.best_of or 1) * (
+        len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 1
+    )
 
 
 async def metered(chunks: AsyncIterator[Chunk], record: CallRecord, granted: int, more: More) -> AsyncIterator[Chunk]:

@@ -6,7 +6,7 @@ only what you need), structs new optional fields.
 
 from __future__ import annotations
 
-from appliance.admission import Admission
+from appliance.admission import Admission, choices_of
 from appliance.audit import ORIGIN, AuditEvent, Auditor, Origin
 from appliance.audit_feed import AuditFeed
 from appliance.cli_options import config_option, examples, json_option, print_json
@@ -237,6 +237,7 @@ __all__ = [
     "VectorStore",
     "VectorStoreFactory",
     "check_form",
+    "choices_of",
     "config_option",
     "convert",
     "cost",

@@ -21,7 +21,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from appliance.plugin import Admitter, Allowance, AppContext, ConfigError, HealthCheck, Lifespan, Strict, hookimpl
+from appliance.plugin import (
+    Admitter,
+    Allowance,
+    AppContext,
+    Config,
+    ConfigError,
+    HealthCheck,
+    Lifespan,
+    Strict,
+    hookimpl,
+    price_of,
+)
 from appliance_plugins.limits.admitter import Costing, Limits
 from appliance_plugins.limits.ledger import Ledger, MemoryLedger
 from appliance_plugins.limits.lines import Clock, Lines
@@ -29,8 +40,6 @@ from appliance_plugins.limits.saving import saved
 
 if TYPE_CHECKING:
     from appliance_plugins.limits.shared import RedisLedger
-
-_FILE = "limits.json"
 
 
 class LimitsSettings(Strict, frozen=True):
@@ -70,7 +79,8 @@ class Plugin:
 
     @hookimpl
     def appliance_admitters(self, settings: LimitsSettings, context: AppContext) -> Sequence[Admitter]:
-        """One admitter with counters of its own."""
+        """One admitter with counters of its own. Raises ConfigError for a limit that could never count anything."""
+        _check_prices(settings, context.config)
         lines = Lines(
             max_concurrent=settings.max_concurrent,
             key=settings.key,
@@ -84,9 +94,10 @@ class Plugin:
         return [Limits(lines, costing, self._ledger(settings), self._clock, fail_open=settings.fail == "open")]
 
     @hookimpl
-    def appliance_lifespan(self, settings: LimitsSettings, context: AppContext) -> Lifespan:
+    def appliance_lifespan(self, context: AppContext) -> Lifespan:
         """Keep days and months over a restart; with Redis, renew leases and settle debts."""
-        return self._life(settings, context.data_dir / _FILE)
+        replica = context.config.server.replica
+        return self._life(context.data_dir / (f"limits-{replica}.json" if replica else "limits.json"))
 
     @hookimpl
     def appliance_health_checks(self, settings: LimitsSettings) -> Mapping[str, HealthCheck]:
@@ -108,7 +119,7 @@ class Plugin:
         return self._redis
 
     @asynccontextmanager
-    async def _life(self, settings: LimitsSettings, path: Path) -> AsyncIterator[None]:
+    async def _life(self, path: Path) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
             if self._redis is not None:
                 await held.enter_async_context(self._redis)
@@ -118,3 +129,15 @@ class Plugin:
 
     async def _health(self) -> str | None:
         return "its Redis does not answer" if self._redis is not None and self._redis.away else None
+
+
+def _check_prices(settings: LimitsSettings, config: Config) -> None:
+    """Spend is only counted for models that have a price; where none has one, a limit of it is a mistake."""
+    if any(price_of(config, model.name) for model in config.models):
+        return
+    named: dict[str, Allowance | None] = {"key": settings.key, "user": settings.user, "tenant": settings.tenant}
+    named |= {f"users.{name}": allowance for name, allowance in settings.users.items()}
+    named |= {f"tenants.{name}": allowance for name, allowance in settings.tenants.items()}
+    for where, allowance in named.items():
+        if allowance and (allowance.spend_per_day or allowance.spend_per_month):
+            raise ConfigError(f"plugin.limits.{where}: no model has a price, so nothing is spent; set models[].price")

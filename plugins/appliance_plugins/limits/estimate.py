@@ -6,7 +6,16 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from appliance.plugin import Call, CallRecord, ChatRequest, CompletionRequest, EmbeddingRequest, Message, Usage
+from appliance.plugin import (
+    Call,
+    CallRecord,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Message,
+    Usage,
+    choices_of,
+)
 
 BYTES_PER_TOKEN = 4
 """What tokenizers of current models come to for English text; other scripts take more bytes a letter, and tokens."""
@@ -39,10 +48,10 @@ def estimate(call: Call, answer_tokens: int, retrieved_bytes: int) -> Estimate:
         if retrieved_bytes:
             prompt += retrieved_bytes // BYTES_PER_TOKEN
         named = request.max_completion_tokens or request.max_tokens
-        return Estimate(prompt, (named or answer_tokens) * (request.n or 1), named is not None)
+        return Estimate(prompt, (named or answer_tokens) * choices_of(request), named is not None)
     if isinstance(request, CompletionRequest):
-        choices = (request.best_of or request.n or 1) * _prompts(request.prompt)
-        return Estimate(_tokens(request.prompt), (request.max_tokens or _COMPLETION_DEFAULT) * choices, named=True)
+        each, named = request.max_tokens or _COMPLETION_DEFAULT, request.max_tokens is not None
+        return Estimate(_tokens(request.prompt), each * choices_of(request), named)
     if isinstance(request, EmbeddingRequest):
         return Estimate(_tokens(request.input), 0, named=True)
     return Estimate(0, 0, named=True)
@@ -93,11 +102,6 @@ def _strings(value: Any) -> Iterable[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _strings(item)
-
-
-def _prompts(prompt: str | list[Any]) -> int:
-    """How many prompts a completion request holds: token ids are one."""
-    return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
 
 
 def _tokens(value: str | list[Any]) -> int:

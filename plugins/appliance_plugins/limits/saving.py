@@ -63,7 +63,7 @@ def _read(path: Path) -> _Windows:
 
 def _write(path: Path, windows: _Windows) -> None:
     """Whole or not at all: a new file takes the old one's place. Names of callers are for the owner alone."""
-    new = path.with_suffix(".new")
+    new = path.with_suffix(f".{os.getpid()}.new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123
         file.write(msgspec.json.encode(windows))
         file.flush()

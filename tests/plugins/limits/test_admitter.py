@@ -6,6 +6,7 @@ from limits_kit import Clock, call_of, limits
 from redis_server import RedisServer
 
 from appliance.plugin import BadRequest, CallRecord, ConfigError, RateLimited, Usage, convert
+from appliance.testing import ScriptedPlugin, make_runtime
 from appliance.testing.contracts.admitter import AdmitterContract
 from appliance_plugins.limits import LimitsSettings
 from appliance_plugins.limits.admitter import STEP, Limits
@@ -313,3 +314,23 @@ def test_R19_the_clock_counts_on_whatever_the_system_time_becomes(monkeypatch):
     for jump in (3600, -3600, DAY, -DAY):
         monkeypatch.setattr(time, "time", lambda jump=jump: before + jump)
         assert clock() == pytest.approx(before, abs=5)
+
+
+@pytest.mark.parametrize("where", ["key", "user", "tenant", "users", "tenants"])
+def test_a_limit_of_spend_needs_a_model_with_a_price(where, tmp_path):
+    limit = {"spend_per_day": 5}
+    config = {
+        "plugins": ["limits"],
+        "models": [{"name": "m", "engine": "scripted"}],
+        "plugin": {"limits": {where: {"ann": limit} if where.endswith("s") else limit}},
+    }
+    with pytest.raises(ConfigError, match=rf"plugin\.limits\.{where}.*: no model has a price"):
+        make_runtime(config, {"scripted": ScriptedPlugin()}, folder=tmp_path)
+    priced = {**config, "models": [{"name": "m", "engine": "scripted", "price": {"input": 1}}]}
+    make_runtime(priced, {"scripted": ScriptedPlugin()}, folder=tmp_path)
+
+
+def test_a_redis_url_that_is_none_is_a_mistake(tmp_path):
+    config = {"plugins": ["limits"], "plugin": {"limits": {"redis": "http://somewhere"}}}
+    with pytest.raises(ConfigError, match=r"plugin\.limits\.redis"):
+        make_runtime(config, folder=tmp_path)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.plugin import Call, CallRecord, CompletionRequest, EmbeddingRequest, Usage
+from appliance.admission import capped
+from appliance.plugin import Admission, Call, CallRecord, CompletionRequest, EmbeddingRequest, Usage
 from appliance.testing.answers import chat_call
 from appliance.wire import ContentPart, FunctionCall, ImageUrl, Message, ToolCall
 from appliance_plugins.limits.estimate import Estimate, estimate, used
@@ -68,7 +69,6 @@ def test_an_answer_is_as_long_as_it_may_be(fields, answer, named):
 @pytest.mark.parametrize(
     ("request_", "prompt", "answer"),
     [
-        (CompletionRequest(model="m", prompt="x" * 40), 10, 16),
         (CompletionRequest(model="m", prompt=["x" * 40, "y" * 40], max_tokens=5, n=2), 20, 20),
         (CompletionRequest(model="m", prompt=[1, 2, 3], best_of=4, max_tokens=10), 3, 40),
         (CompletionRequest(model="m", prompt=[[1, 2, 3], [4]], max_tokens=10), 4, 20),
@@ -79,6 +79,13 @@ def test_an_answer_is_as_long_as_it_may_be(fields, answer, named):
 )
 def test_completions_and_embeddings_are_estimated_too(request_, prompt, answer):
     assert estimate(other(request_), 1000, 0) == Estimate(prompt, answer, named=True)
+
+
+def test_a_completion_that_names_no_maximum_gets_the_16_tokens_of_openai():
+    call = other(CompletionRequest(model="m", prompt=["a", "b"], n=2))
+    found = estimate(call, 1000, 0)
+    assert found == Estimate(2, 64, named=False)
+    assert capped(call, Admission(output_tokens=found.answer)).request.max_tokens == 16
 
 
 @given(st.text(), st.text())

@@ -16,8 +16,9 @@ MODELS = ("good", "timeout", "broken", "late", "halfway", "hooked", "cut")
 CONFIG = {
     "plugins": ["limits", "prometheus"],
     "models": [{"name": name, "engine": "scripted"} for name in MODELS],
-    "plugin": {"limits": {"key": {"max_concurrent": 2}}, "prometheus": {"public": True}},
+    "plugin": {"prometheus": {"public": True}},
 }
+BOTH = {"max_concurrent": 2, "tokens_per_minute": 10**9, "tokens_per_day": 10**9}
 
 
 def script(call: Call):
@@ -48,9 +49,13 @@ def body(model: str, **fields):
     return {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
 
 
-@pytest.fixture
-async def client():
-    app = make_app(CONFIG, {"scripted": ScriptedPlugin(script), "broken_filter": BrokenFilter()})
+@pytest.fixture(params=["memory", "redis"])
+async def client(request):
+    limits = {"key": BOTH}
+    if request.param == "redis":
+        limits["redis"] = request.getfixturevalue("redis").url
+    config = {**CONFIG, "plugin": {**CONFIG["plugin"], "limits": limits}}
+    app = make_app(config, {"scripted": ScriptedPlugin(script), "broken_filter": BrokenFilter()})
     async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as made:
         yield made
 

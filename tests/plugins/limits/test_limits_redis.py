@@ -113,17 +113,18 @@ NOTHING, RATES, BUDGET = {}, {"requests_per_day": 1000, "max_concurrent": 9}, {"
 
 
 @pytest.mark.parametrize(
-    ("fail", "allowance", "status"),
+    ("fail", "allowance", "status", "fault"),
     [
-        ("closed", NOTHING, 200),
-        ("closed", RATES, 503),
-        ("closed", BUDGET, 503),
-        ("open", NOTHING, 200),
-        ("open", RATES, 200),
-        ("open", BUDGET, 503),
+        ("closed", NOTHING, 200, "stop"),
+        ("closed", RATES, 503, "stop"),
+        ("closed", BUDGET, 503, "stop"),
+        ("open", NOTHING, 200, "stop"),
+        ("open", RATES, 200, "stop"),
+        ("open", BUDGET, 503, "stop"),
+        ("closed", BUDGET, 503, "freeze"),
+        ("open", RATES, 200, "freeze"),
     ],
 )
-@pytest.mark.parametrize("fault", ["stop", "freeze"])
 async def test_R22_without_redis_callers_get_what_the_document_says(fail, allowance, status, fault):
     with RedisServer() as redis:
         settings = {"fail": fail, "redis_timeout": 0.2, "key": allowance}
