@@ -264,6 +264,8 @@ class Authenticator(Protocol):
     async def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
         """The caller; ``None`` when the credential is not of this kind.
 
+        ``headers`` have lower-case names; the request's method is among them as ``:method``.
+
         Raises:
             Unauthenticated: it is of this kind, but bad. No other authenticator is asked.
         """
@@ -301,6 +303,14 @@ class Admitter(Protocol):
 
 
 @runtime_checkable
+class Follower(Protocol):
+    """A lease that watches its call, as to settle what it had reserved for it."""
+
+    def follow(self, record: CallRecord) -> None:
+        """Before entry: here is the record. It fills while the call runs; on exit it holds what the engine reported."""
+
+
+@runtime_checkable
 class InputFilter(Protocol):
     """Checks or rewrites what goes to the model."""
 
@@ -310,14 +320,6 @@ class InputFilter(Protocol):
 
     async def filter_passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
         """The retrieved passages that may be used, changed where need be."""
-@runtime_checkable
-class Follower(Protocol):
-    """A lease that watches its call, as to settle what it had reserved for it."""
-
-    def follow(self, record: CallRecord) -> None:
-        """Before entry: here is the record. It fills while the call runs; on exit it holds what the engine reported."""
-
-
         ...
 
 
