@@ -105,6 +105,39 @@ async def test_a_plugin_that_breaks_is_a_generic_500_and_the_log_has_the_rest(bo
     assert steps.held == 0
 
 
+class Following:
+    """A lease that follows its call."""
+
+    def __init__(self, seen: list[tuple]) -> None:
+        self.seen = seen
+
+    def follow(self, record) -> None:
+        self.record = record
+        self.seen.append(("follow", record.tokens, record.usage.completion_tokens))
+
+    async def __aenter__(self) -> None:
+        self.seen.append(("enter", self.record.tokens, self.record.usage.completion_tokens))
+        await asyncio.sleep(0.05)
+
+    async def __aexit__(self, *_: object) -> None:
+        self.seen.append(("exit", self.record.tokens, self.record.usage.completion_tokens))
+
+
+@pytest.mark.parametrize(("stream", "tokens"), [(False, 0), (True, 3)])
+async def test_a_lease_that_follows_its_call_has_the_engines_counts_when_it_is_left(box, stream, tokens):
+    seen, notes = [], Notebook()
+
+    class Admits:
+        def admit(self, call):
+            return Following(seen)
+
+    script = [Emit("a"), Emit("b"), Emit("c")]
+    async with box(script, admits=provides(admitters=[Admits()], recorders=[notes])) as b:
+        assert (await b.chat(stream=stream)).status_code == 200
+    assert seen == [("follow", 0, 0), ("enter", 0, 0), ("exit", tokens, 3)]
+    assert 0.05 <= notes.records[0].queued < 1
+
+
 LEFT = [name for name in ORDER if name not in ("authenticate", "release", "record", "call finished")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 
@@ -300,6 +301,27 @@ async def test_O_32_the_place_comes_back_whatever_became_of_the_call(what):
             for _ in range(3)
         }
     assert 429 not in statuses
+
+
+@pytest.mark.parametrize("word", [None, "word"])
+async def test_O_32_the_place_comes_back_when_the_client_leaves_before_and_in_mid_stream(word):
+    script = [Emit("word"), Wait(30)] if word else [Wait(30)]
+    app = served(script, {"max_running": 1, "reserved": 0, "max_queued": 0}, **guarded())
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=0.3) as client:
+        for _ in range(3):
+            with contextlib.suppress(httpx.ReadTimeout):
+                async with client.stream(
+                    "POST", "/v1/chat/completions", json=BODY | {"stream": True}, headers=as_("a")
+                ) as reply:
+                    assert reply.status_code == 200
+                    async for line in reply.aiter_lines():
+                        if word and word in line:
+                            break
+            await eventually(lambda: in_flight(client, 0))
+
+
+async def in_flight(client: httpx.AsyncClient, number: int) -> bool:
+    return f"appliance_requests_in_flight {number}.0" in (await client.get("/metrics")).text
 
 
 async def test_how_long_a_call_waited_is_in_its_record():
