@@ -13,6 +13,7 @@ NAMES = {
     "startup": "start-up time and memory at rest",
     "gateway": "CPU and latency a request and a chunk, beside nginx and a bare proxy",
     "idle_streams": "memory of 10,000 open streams",
+    "auth": "what it costs to find out who calls, and whether they may",
     "audit": "the audit log: what it costs a request, and how fast it writes and verifies",
     "fair_queue": "a quiet tenant's time to first token beside another's flood",
     "limits": "what limits cost a request, in memory and on Redis",
