@@ -422,23 +422,12 @@ async def test_an_auditor_reads_the_entries_of_their_own_tenant_page_by_page(ser
     assert len((await page(since="2020-01-01T00:00:00Z", principal=whole["data"][0]["principal"]))["data"]) == 2
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "limit=0",
-        "limit=1001",
-        "order=up",
-        "after=x",
-        "before=-1",
-        "after=99999999999999999",
-        "outcome=good",
-        "since=now",
-    ],
-)
-async def test_a_bad_parameter_is_a_400_that_names_it(served, client, query) -> None:
+async def test_a_bad_parameter_is_a_400_that_names_it(served, client) -> None:
     _, auditor = await served.key("auditor")
-    reply = await client.get(f"/v1/audit/events?{query}", headers=auditor)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, query.partition("=")[0])
+    bad = ["limit=0", "limit=1001", "order=up", "after=x", "before=-1", "after=99999999999999999", "outcome=good"]
+    for query in [*bad, "since=now", "until="]:
+        reply = await client.get(f"/v1/audit/events?{query}", headers=auditor)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, query.partition("=")[0]), query
 
 
 def test_every_route_that_changes_or_shows_documents_has_its_action_in_the_log() -> None:
