@@ -6,8 +6,8 @@ administration, retrieval and changes of models. docs/audit.md describes what is
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
@@ -103,8 +103,9 @@ ORIGIN: ContextVar[Origin] = ContextVar("audit_origin", default=Origin())  # noq
 
 
 def operator() -> str:
-    """The principal of what is done on the command line: ``cli:`` and the name of the system's user."""
+    """The principal of what is done on the command line: ``cli:`` and the system's user, whatever ``USER`` says."""
+    uid = os.getuid()
     try:
-        return f"cli:{getpass.getuser()}"
-    except (KeyError, OSError):
-        return f"cli:{os.getuid()}"
+        return f"cli:{pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"cli:{uid}"
