@@ -44,5 +44,6 @@ def _bearer(auth: AuthConfig, **parameters: str | None) -> str:
 
 
 def _quoted(value: str) -> str:
-    """The inside of a quoted string (RFC 9110 section 5.6.4)."""
-    return value.encode("ascii", "replace").decode().replace("\\", "\\\\").replace('"', '\\"')
+    """The inside of a quoted string (RFC 9110 section 5.6.4), printable ASCII only."""
+    plain = "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in value)
+    return plain.replace("\\", "\\\\").replace('"', '\\"')
