@@ -78,7 +78,7 @@ def test_o15_every_route_but_the_probes_answers_401_without_a_good_key(app, clie
             assert response.status_code == 401, (method, path, response.text)
             assert response.headers["www-authenticate"].startswith("Bearer")
             if method != "HEAD":
-                assert assert_openai_error(response, 401)["code"] == "invalid_api_key"
+                assert response.json()["error"]["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize("path", ODD_PATHS)
