@@ -85,11 +85,13 @@ class Limits:
         lines = self.lines.of(call.principal)
         return Lease(self, call, lines) if lines else _UNLIMITED
 
-    async def take(self, lease: str, lines: Sequence[Line], amounts: Amounts) -> tuple[Ledger, Sequence[float]]:
+    async def take(
+        self, lease: str, lines: Sequence[Line], amounts: Amounts, *, again: bool = False
+    ) -> tuple[Ledger, Sequence[float]]:
         """Debit, and say where. Raises RateLimited, BadRequest (never possible) or Unavailable (nobody can tell)."""
         ledger = self.ledger
         try:
-            taken = await ledger.take(lease, lines, amounts)
+            taken = await ledger.take(lease, lines, amounts, again=again)
         except Away:
             if self._alone is None or any(line.is_budget for line in lines):
                 raise Unavailable(
@@ -179,7 +181,7 @@ class Lease:
         """Reserve some more of the budgets for a stream that goes on. Raises RateLimited when there is no more."""
         tokens = max(min(STEP, self._costs.answer_tokens), seen - self._granted)
         step = self._amounts_of(Usage(0, tokens))
-        await self._limits.take(self._id, [line for line in self._lines if line.is_budget], step)
+        await self._limits.take(self._id, [line for line in self._lines if line.is_budget], step, again=True)
         self._amounts = Amounts(1, 1, self._amounts.tokens + step.tokens, self._amounts.spend + step.spend)
         self._granted += tokens
         return self._granted

@@ -26,8 +26,11 @@ class Taken(NamedTuple):
 class Ledger(Protocol):
     """Counters that calls go against. ``lease`` names one call, uniquely over all replicas."""
 
-    async def take(self, lease: str, lines: Sequence[Line], amounts: Amounts) -> Taken:
-        """Debit all lines, or none if one has too little left. Raises Away when the counters are out of reach."""
+    async def take(self, lease: str, lines: Sequence[Line], amounts: Amounts, *, again: bool = False) -> Taken:
+        """Debit all lines, or none if one has too little left.
+
+        ``again`` adds to what the lease has taken before. Raises Away when the counters are out of reach.
+        """
         ...
 
     async def settle(self, lease: str, lines: Sequence[Line], change: Amounts, elapsed: float) -> None:
@@ -70,7 +73,7 @@ class MemoryLedger:
         """Counters kept."""
         return len(self._slots) + len(self._buckets) + len(self._windows)
 
-    async def take(self, lease: str, lines: Sequence[Line], amounts: Amounts) -> Taken:
+    async def take(self, lease: str, lines: Sequence[Line], amounts: Amounts, *, again: bool = False) -> Taken:
         """Debit all lines or none."""
         now = self._clock()
         used = [self._used(line, now) for line in lines]

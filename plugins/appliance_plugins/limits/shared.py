@@ -105,18 +105,19 @@ class RedisLedger:
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
-    async def take(self, lease: str, lines: Sequence[Line], amounts: Amounts) -> Taken:
+    async def take(self, lease: str, lines: Sequence[Line], amounts: Amounts, *, again: bool = False) -> Taken:
         """Debit all lines or none. Raises Away."""
         if self._away:
             raise Away
-        keys, arguments = _arguments(lease, self._lease_ms, lines, amounts)
+        keys, arguments = _arguments(lease, self._lease_ms, lines, amounts, 0 if again else None)
         try:
             ok, *used = cast("list[Any]", await self._within(self._take(keys=keys, args=arguments)))
         except BaseException:
-            # Whether the debit was made is unknown; if it was, this undoes it.
-            undo = Amounts(*(-amount for amount in amounts))
-            self._owed.append(_arguments(lease, 0, lines, undo, _UNDO))
-            self._wake.set()
+            # Whether it was made is unknown. A first debit is undone if it was; what was to be added stays charged.
+            if not again:
+                undo = Amounts(*(-amount for amount in amounts))
+                self._owed.append(_arguments(lease, 0, lines, undo, _UNDO))
+                self._wake.set()
             raise
         if ok and (slots := [key for key, line in zip(keys[1:], lines, strict=True) if line.kind is Kind.SLOTS]):
             self._held[lease] = slots

@@ -46,7 +46,7 @@ class Calls(RuleBasedStateMachine):
         raise NotImplementedError
 
     def take(self, lines: Any, amounts: Amounts, lease: str) -> bool:
-        return self.runner.run(self.ledger.take(lease, lines, amounts)).ok
+        return self.runner.run(self.ledger.take(lease, lines, amounts, again=lease in self.running)).ok
 
     def note(self, lease: str, amount: int) -> None:
         self.history.append([self.now(), amount])

@@ -53,7 +53,7 @@ def body(model: str, **fields):
 async def client(request):
     limits = {"key": BOTH}
     if request.param == "redis":
-        limits["redis"] = request.getfixturevalue("redis").url
+        limits |= {"redis": request.getfixturevalue("redis").url, "redis_timeout": 5}
     config = {**CONFIG, "plugin": {**CONFIG["plugin"], "limits": limits}}
     app = make_app(config, {"scripted": ScriptedPlugin(script), "broken_filter": BrokenFilter()})
     async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as made:

@@ -1,0 +1,100 @@
+"""Real API keys meet limits: whichever header a key comes in, and whoever claims to be someone else."""
+
+import httpx
+import pytest
+from eventually import eventually
+
+from appliance.plugin import Allowance, KeyStore
+from appliance.testing import Emit, ScriptedPlugin, make_app, serving
+
+CONFIG = {
+    "plugins": ["api_keys", "rbac", "limits"],
+    "models": [{"name": "m", "engine": "scripted"}],
+    "plugin": {
+        "api_keys": {"refresh": 0},
+        "limits": {
+            "key": {"requests_per_day": 5},
+            "user": {"requests_per_day": 6},
+            "tenants": {"small": {"requests_per_day": 1}},
+        },
+    },
+}
+
+
+@pytest.fixture
+async def served(tmp_path):
+    """A client, and what makes keys."""
+    app = make_app(CONFIG, {"scripted": ScriptedPlugin([Emit("fine")])}, folder=tmp_path)
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+        keys = KeyStore(app.state.runtime.database)
+        await keys.create(name="first")
+
+        async def guarded() -> bool:
+            return (await client.get("/v1/models")).status_code == 401
+
+        await eventually(guarded)
+        yield client, keys
+
+
+async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    return await client.post("/v1/chat/completions", json=body, headers=headers)
+
+
+async def left(client: httpx.AsyncClient, headers: dict[str, str]) -> int:
+    reply = await ask(client, headers)
+    assert reply.status_code == 200, reply.text
+    return int(reply.headers["x-ratelimit-remaining-requests"])
+
+
+async def test_A16_a_key_has_one_counter_in_whichever_header_it_comes(served):
+    client, keys = served
+    _, text = await keys.create(name="one")
+    ways = [{"authorization": f"Bearer {text}"}, {"x-api-key": text}, {"api-key": text}]
+    assert [await left(client, headers) for headers in ways] == [4, 3, 2]
+
+
+async def test_B14_no_header_moves_a_caller_to_another_counter(served):
+    client, keys = served
+    _, text = await keys.create(name="one")
+    spoofs = [
+        {},
+        {"x-forwarded-for": "10.1.2.3"},
+        {"forwarded": "for=10.1.2.3"},
+        {"x-user-id": "boss"},
+        {"baggage": "user=a"},
+    ]
+    found = [await left(client, {"authorization": f"Bearer {text}", **spoof}) for spoof in spoofs]
+    assert found == [4, 3, 2, 1, 0]
+    assert (await ask(client, {"authorization": f"Bearer {text}", "x-forwarded-for": "10.9.9.9"})).status_code == 429
+
+
+async def test_a_keys_own_allowance_counts_and_its_owner_shares_a_budget_over_keys(served):
+    client, keys = served
+    _, narrow = await keys.create(name="narrow", user="ann", allowance=Allowance(requests_per_day=2))
+    _, wide = await keys.create(name="wide", user="ann")
+    assert [await left(client, {"api-key": narrow}) for _ in range(2)] == [1, 0]
+    refused = await ask(client, {"api-key": narrow})
+    assert (refused.status_code, refused.headers["x-ratelimit-limit-requests"]) == (429, "2")
+    for _ in range(4):
+        await left(client, {"api-key": wide})
+    refused = await ask(client, {"api-key": wide})
+    assert refused.status_code == 429
+    assert "this user has a limit of 6 requests a day" in refused.json()["error"]["message"]
+
+
+async def test_a_tenant_has_its_limit_over_all_its_keys(served):
+    client, keys = served
+    texts = [(await keys.create(name=f"{i}", tenant="small"))[1] for i in range(2)]
+    replies = [await ask(client, {"api-key": text}) for text in texts]
+    assert [reply.status_code for reply in replies] == [200, 429]
+
+
+async def test_O_17_a_refusal_tells_neither_the_key_nor_who_else_there_is(served):
+    client, keys = served
+    stored, text = await keys.create(name="secret-name", tenant="small", user="ann@example.org")
+    await ask(client, {"api-key": text})
+    refused = await ask(client, {"api-key": text})
+    assert refused.status_code == 429
+    shown = refused.text + str(refused.headers)
+    assert not [word for word in (text, stored.id, "secret-name", "ann@example.org", "small") if word in shown]
