@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.storage.tables import audit, responses, sessions, usage
+from appliance.storage.tables import audit, batches, idempotency, responses, sessions, uploads, usage
 from appliance.storage.tables.base import Base, Tenanted
 from appliance.storage.tables.documents import File, FileBatch, Job, StoreFile, VectorStore
 from appliance.storage.tables.keys import ApiKey
@@ -17,7 +17,10 @@ __all__ = [
     "Tenanted",
     "VectorStore",
     "audit",
+    "batches",
+    "idempotency",
     "responses",
     "sessions",
+    "uploads",
     "usage",
 ]

@@ -25,10 +25,13 @@ from appliance.storage.tables.base import Base, Tenanted
 
 
 class File(Tenanted, Base):
-    """An uploaded file; its bytes lie in the blob store under the same id."""
+    """An uploaded file; its bytes lie in the blob store under the same id.
+
+    ``user`` is the person whose file it is: nobody else of the tenant gets to see it. ``None``: the tenant may.
+    """
 
     __tablename__ = "files"
-    __table_args__ = (Index(None, "tenant", "created_us"),)
+    __table_args__ = (Index(None, "tenant", "created_us"), Index(None, "expires_at"))
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     filename: Mapped[str] = mapped_column(String(255))
@@ -38,6 +41,9 @@ class File(Tenanted, Base):
     bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64))
     created_us: Mapped[int] = mapped_column(BigInteger)
+    user: Mapped[str | None] = mapped_column(String(512))
+    expires_at: Mapped[int | None] = mapped_column(BigInteger)
+    """From when on it is gone, in seconds; ``None`` for never."""
 
 
 class VectorStore(Tenanted, Base):
