@@ -96,7 +96,8 @@ FIELDS = {
     "logprobs": True, "top_logprobs": 3, "modalities": ["text"], "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "low", "verbosity": "low", "service_tier": "auto", "store": False, "metadata": {"a": "b"},
     "prompt_cache_key": "k", "safety_identifier": "s", "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1,
-    "min_tokens": 1, "ignore_eos": True, "stop_token_ids": [1, 2], "structured_outputs": {"choice": ["a"]}, "cache_salt": "mine",
+    "min_tokens": 1, "ignore_eos": True, "stop_token_ids": [1, 2], "structured_outputs": {"choice": ["a"]},
+    "cache_salt": "mine",
     "functions": [{"name": "f"}], "function_call": "auto", "audio": {"voice": "x"},
 }  # fmt: skip
 
