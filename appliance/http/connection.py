@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 12.0
 BODY_SECONDS = 30.0
+LINGER_SECONDS = 2.0
+"""How long what is left of a body is read after the answer: closing at once could lose the answer (RFC 9112, 9.6)."""
 MIN_BODY_BYTES = 1024
 """A body that brings less within ``BODY_SECONDS`` is given up, unless it is the server that does not read."""
 
@@ -125,6 +127,13 @@ class Connection(HttpToolsProtocol):
         self._unread = 0
         self._in_body = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A body that was answered before its end, as one over the limit, is not read for ever."""
+        super().on_response_complete()
+        if self._in_body and not self.transport.is_closing():
+            self._stop_watching()
+            self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     # Refusals
 

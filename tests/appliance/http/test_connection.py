@@ -1,6 +1,7 @@
 """What a client may send before it is a request, and how slowly, on raw sockets."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -91,6 +92,21 @@ async def test_c1_a_body_that_does_not_come_is_given_up(served, monkeypatch):
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
     status, _, _ = await answer_to(served.url, HEAD + b"content-length: 5000\r\n\r\n", b"{", b"}", pause=0.1)
     assert status == 408
+
+
+@pytest.mark.parametrize("length", [b"content-length: 99999999999", b"transfer-encoding: chunked"])
+async def test_O_11_an_endless_body_that_was_refused_is_not_read_for_ever(served, monkeypatch, length):
+    monkeypatch.setattr(limits, "LINGER_SECONDS", 0.3)
+    chunk = b"10000\r\n" + b"a" * 65_536 + b"\r\n"
+    async with asyncio.timeout(20), connection(served.url) as (reader, writer):
+        head = asyncio.create_task(reader.readuntil(b"\r\n"))
+        writer.write(HEAD + length + b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not writer.transport.is_closing():
+                writer.write(chunk)
+                await writer.drain()
+                await asyncio.sleep(0)
+        assert await head == b"HTTP/1.1 413 Request Entity Too Large\r\n"
 
 
 async def test_a_slow_but_steady_body_is_served(served, monkeypatch):
