@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -10,7 +12,7 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 
-_NEW = {
+_NEW: dict[str, sa.types.TypeEngine[Any]] = {
     "user_id": sa.String(length=255),
     "roles": sa.JSON(),
     "stores": sa.JSON(none_as_null=True),
