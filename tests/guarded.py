@@ -1,4 +1,4 @@
-"""A served app with every route that needs no outside server, and keys of every kind."""
+"""A served app with every route there is, the plugins' included, and keys of every kind."""
 
 from __future__ import annotations
 
@@ -18,12 +18,24 @@ from appliance.storage.database import Database
 from appliance.testing import ScriptedPlugin, make_app
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 
+ISSUER = "http://127.0.0.1:9"
+"""Where nobody listens."""
 CONFIG = {
-    "plugins": ["memory", "documents", "tokens", "api_keys", "rbac", "usage", "prometheus"],
+    "plugins": ["memory", "documents", "tokens", "api_keys", "oauth", "login", "rbac", "usage", "prometheus"],
     "models": [{"name": "m", "engine": "scripted"}, {"name": "words", "embedder": "scripted_embedder"}],
     "retrieval": {"vector_store": "memory"},
-    "auth": {"public_docs": False},
-    "plugin": {"api_keys": {"refresh": 0}},
+    "auth": {"public_docs": False, "resource": "http://localhost/v1"},
+    "plugin": {
+        "api_keys": {"refresh": 0},
+        "oauth": {"issuers": [{"issuer": ISSUER, "audience": "appliance", "loopback_http": True}]},
+        "login": {
+            "public_url": "http://localhost",
+            "loopback_http": True,
+            "client_id": "appliance",
+            "client_secret": "none",
+            "cli_client_id": "cli",
+        },
+    },
 }
 BODY = {
     "model": "m",
