@@ -40,6 +40,8 @@ class ServerConfig(Strict, frozen=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    replica: Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9-]{0,31}$")] | None = None
+    """The name of this server among several on one ``data_dir``; ``None``: it is the only one."""
     max_json_bytes: Bytes = 8 * 2**20
     """Largest JSON body, in bytes; larger ones get 413."""
     max_file_bytes: Bytes = 512 * 2**20
@@ -382,12 +384,15 @@ def _check_tenants(config: Config) -> None:
 
 def _check_resource(resource: str | None) -> None:
     """RFC 9728 section 1.2: an https URL without a fragment; plain http only for this machine. No query, for ours."""
-    parts = urlsplit(resource or "https://unset")
+    if resource is None:
+        return
+    try:
+        parts = urlsplit(resource)
+    except ValueError:
+        raise ConfigError("auth.resource: is no URL; write it as https://ai.example.org/v1") from None
     local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
-    if not (parts.scheme == "https" or local) or not parts.hostname or parts.query or parts.fragment:
-        raise ConfigError("auth.resource: must be the https URL that clients use, without ? and #")
-    if resource and not _PLAIN_URL.fullmatch(resource):
-        raise ConfigError("auth.resource: holds characters that do not belong into a URL; percent-encode them")
+    if not (parts.scheme == "https" or local) or not parts.hostname or not _PLAIN_URL.fullmatch(resource):
+        raise ConfigError("auth.resource: must be the https URL that clients use, without ?, # and odd characters")
 
 
 def _check_models(config: Config) -> None:

@@ -60,6 +60,8 @@ class CallerMapping:
         user = value_at(claims, self._user)
         if user is not None:
             return f"user:{self._settings.issuer}|{identifier(user, 'user')}"
+        if self._user != "sub":
+            raise TokenRefused("the claim for the user is missing")
         # A service that introspection knows by its client id alone. Its name is no subject, so it cannot pose as one.
         return f"client:{self._settings.issuer}|{identifier(claims.get('client_id'), 'client_id')}"
 

@@ -109,6 +109,7 @@ PROFILES: Mapping[ProfileName, Profile] = {
         is_access_token=_entra,
         claims=ClaimSettings(user="sub", groups="groups", roles="roles", scopes="scp"),
         app_roles=True,
+        hosts=("login.microsoftonline.com",),  # where the keys of issuers at sts.windows.net are
     ),
     "okta": Profile(
         types=frozenset({None}),

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from appliance.plugin import SCOPES, ConfigError, Strict
+from appliance.plugin import SCOPES, ConfigError, EgressRefused, Strict, egress_hosts
 
 ClaimPath: TypeAlias = str | tuple[str, ...]
 """A claim's name, a dotted path (``realm_access.roles``), or a path as a list; empty for none."""
@@ -104,8 +104,11 @@ def _check_addresses(issuer: IssuerSettings, where: str) -> None:
     for name, url in (("issuer", issuer.issuer), ("jwks_uri", issuer.jwks_uri), ("introspection.endpoint", endpoint)):
         if url is None:
             continue
-        parts = urlsplit(url)
-        if parts.scheme not in ("https", "http") or not parts.hostname or parts.fragment:
+        try:
+            named, parts = list(egress_hosts([url])), urlsplit(url)
+        except (EgressRefused, ValueError) as error:
+            raise ConfigError(f"{where}.{name}: {error}") from None
+        if parts.scheme not in ("https", "http") or not all(named) or parts.fragment:
             raise ConfigError(f"{where}.{name}: {url!r} is no https URL; write it out as the provider shows it")
         if parts.scheme == "http" and not issuer.loopback_http:
             raise ConfigError(f"{where}.{name}: must be https (loopback_http allows http, to this machine only)")

@@ -46,6 +46,11 @@ def test_the_user_may_be_another_claim():
     assert caller({"oid": "42"}, claims={"user": "oid"}).id == f"user:{ISSUER}|42"
 
 
+def test_who_lacks_the_claim_for_the_user_does_not_become_the_client():
+    with pytest.raises(TokenRefused):
+        caller({"client_id": "app"}, claims={"user": "oid"})
+
+
 @pytest.mark.parametrize("value", [5, "", [], {"a": 1}, True, "x" * 256, "a\nb", "a\x00", "\x1b[31m", "a\u2028b"])
 def test_a_user_that_could_not_stand_in_a_log_line_is_refused(value):
     with pytest.raises(TokenRefused):

@@ -38,6 +38,9 @@ REFUSED = {
     "plain http": (GOOD | {"issuer": "http://idp.example.org"}, "https"),
     "a key set by plain http": (GOOD | {"jwks_uri": "http://idp.example.org/jwks"}, "jwks_uri"),
     "no URL": (GOOD | {"issuer": "idp.example.org"}, "issuer"),
+    "half a URL": (GOOD | {"issuer": "https://["}, "issuer"),
+    "a URL in other letters": (GOOD | {"issuer": "https://idp.ex\u00e4mple.org"}, "issuer"),
+    "a URL without a host": (GOOD | {"jwks_uri": "https:///jwks"}, "jwks_uri"),
     "a fragment": (GOOD | {"issuer": "https://idp.example.org/#x"}, "issuer"),
     "an unknown profile": (GOOD | {"profile": "ping"}, "profile"),
     "an unknown role by default": (GOOD | {"default_roles": ["boss"]}, "boss"),
@@ -81,7 +84,16 @@ def test_roles_of_the_configuration_are_known():
 
 
 @pytest.mark.parametrize(
-    "resource", ["http://ai.example.org", "ai.example.org", "https://ai.example.org/#x", "https://a?b", 'https://a"b']
+    "resource",
+    [
+        "http://ai.example.org",
+        "ai.example.org",
+        "https://ai.example.org/#x",
+        "https://a?b",
+        'https://a"b',
+        "https://[",
+        "",
+    ],
 )
 def test_a_resource_that_is_no_plain_https_url_is_refused(resource):
     with pytest.raises(ConfigError, match=r"auth\.resource"):

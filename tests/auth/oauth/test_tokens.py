@@ -315,6 +315,8 @@ def forgeries(issuer) -> dict[str, str]:
         "JSON serialization": json.dumps({"protected": head, "payload": body, "signature": signature}),
         "a header that is a list": f"{b64('[]')}.{body}.{signature}",
         "a header that is a number": f"{b64('5')}.{body}.{signature}",
+        "a header that is a list with alg": f"{b64(json.dumps(['alg', 'b64', 'crit']))}.{body}.{signature}",
+        "a header that is a text with alg": f"{b64(json.dumps('alg b64 crit'))}.{body}.{signature}",
         "a header nested deep": f"{b64('[' * 3000)}.{body}.{signature}",
         "a header that is not UTF-8": f"{b64(bytes([255, 254]))}.{body}.{signature}",
         "claims that are a list": signed(issuer.key, b"[]"),
@@ -326,7 +328,7 @@ def forgeries(issuer) -> dict[str, str]:
     }
 
 
-FORGERIES = 60
+FORGERIES = 62
 
 
 async def test_O_12_A6_no_forgery_gets_in_and_nothing_is_fetched_for_it(issuer, tokens):
