@@ -201,10 +201,14 @@ def verify(anchor: tuple[int, str] | None, config_path: Path, as_json: bool) -> 
 )
 @click.option("--force", is_flag=True, help="Remove also what an exporter has not sent yet.")
 @config_option
-def prune(before: int, force: bool, config_path: Path) -> None:
+@json_option
+def prune(before: int, force: bool, config_path: Path, as_json: bool) -> None:
     """Remove old entries for good; the log stays verifiable, and says who removed how many."""
     removed = asyncio.run(_prune(config_path, before, force))
-    click.echo(f"{removed} entries removed")
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        click.echo(f"{removed} entries removed")
 
 
 # -- work --------------------------------------------------------------------------------------------------

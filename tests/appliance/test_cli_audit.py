@@ -105,6 +105,7 @@ def test_verify_ends_with_1_and_says_where_a_log_is_broken(config, as_json) -> N
 
 def test_prune_removes_what_is_old_and_says_so_in_the_log(config) -> None:
     assert run(config, "prune", "--before", "1d").output == "0 entries removed\n"
+    assert json.loads(run(config, "prune", "--before", "1d", "--json").output) == {"removed": 0}
     assert run(config, "prune", "--before", "2100-01-01").output == "5 entries removed\n"
     assert run(config, "verify").exit_code == 0
     (left,) = json.loads(run(config, "list", "--json").output)
