@@ -105,14 +105,22 @@ class Unauthenticated(RequestError):
 
     ``challenge`` is the error code of RFC 6750 section 3.1 for ``WWW-Authenticate``: ``invalid_token`` for a bad
     credential, ``None`` where there was none. ``reason`` and ``claimed``, the unproven id of the credential's holder,
-    are for the audit log alone; answers and messages never hold them.
+    are for the audit log alone; answers and messages never hold them. Leave ``message`` as it is: the same words for
+    whatever is wrong with whatever kind of credential tell a forger nothing.
     """
 
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
 
-    def __init__(self, message: str, *, challenge: str | None = None, reason: str = "", claimed: str = "") -> None:
+    def __init__(
+        self,
+        message: str = "missing or invalid credential; send Authorization: Bearer <API key or access token>",
+        *,
+        challenge: str | None = None,
+        reason: str = "",
+        claimed: str = "",
+    ) -> None:
         super().__init__(message)
         self.challenge = challenge
         self.reason = reason

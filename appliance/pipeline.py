@@ -120,7 +120,7 @@ class Pipeline:
         for authenticator in enabled:
             if principal := await authenticator.authenticate(headers):
                 return self._kept_to_tenant(principal)
-        raise Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>", challenge=challenge)
+        raise Unauthenticated(challenge=challenge)
 
     def _kept_to_tenant(self, principal: Principal) -> Principal:
         """The caller, with no more vector stores than the tenant may reach (``auth.tenants``)."""

@@ -112,7 +112,7 @@ class Keys:
         if not given.startswith("Bearer "):
             return None
         if given[7:] not in self.keys:
-            raise Unauthenticated("missing or invalid API key; send Authorization: Bearer <key>")
+            raise Unauthenticated
         return self.keys[given[7:]]
 
 

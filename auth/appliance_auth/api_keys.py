@@ -191,13 +191,5 @@ def _reason(key_id: str | None, stored: StoredKey | None) -> str:
 
 
 def _refusal(reason: str, key_id: str | None = None) -> Unauthenticated:
-    """The same words for unknown, malformed, revoked and expired keys, and as the core has for none at all.
-
-    What is wrong is for the audit log alone.
-    """
-    return Unauthenticated(
-        "missing or invalid API key; send Authorization: Bearer <key>",
-        challenge="invalid_token",
-        reason=reason,
-        claimed=f"key:{key_id}" if key_id else "",
-    )
+    """The same words for unknown, malformed, revoked and expired keys; what is wrong is for the audit log alone."""
+    return Unauthenticated(challenge="invalid_token", reason=reason, claimed=f"key:{key_id}" if key_id else "")

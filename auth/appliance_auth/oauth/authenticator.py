@@ -116,8 +116,4 @@ def _bearer(headers: Mapping[str, str]) -> str | None:
 
 def _refusal(reason: str = "") -> Unauthenticated:
     """The same words whatever is wrong: a forger learns nothing from them. The reason is for the audit log alone."""
-    return Unauthenticated(
-        "the access token is not valid here; get a new one and send Authorization: Bearer <token>",
-        challenge="invalid_token",
-        reason=reason,
-    )
+    return Unauthenticated(challenge="invalid_token", reason=reason)
