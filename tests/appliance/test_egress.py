@@ -1,12 +1,16 @@
 """Outgoing calls: to whom, at which address, and how much comes back (D1)."""
 
 import asyncio
+import contextlib
 import datetime
 import ipaddress
+import itertools
 import socket
 import ssl
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
+import httpx
 import httpx2
 import pytest
 from cryptography import x509
@@ -83,6 +87,38 @@ REFUSED = [
 def test_D1_only_listed_hosts_may_be_called_by_https(url):
     with pytest.raises(EgressRefused):
         Egress(["ok.example", "*.wild.example"]).check(url)
+
+
+TRICKS = {
+    "scheme": ["https://", "https:", "https:/", "https:///", "HTTPS://", "http://", "//", "https:\\\\", "https://\t"],
+    "before": ["", "ok.example@", "ok.example:443@", "a:b@", "ok.example%40", "ok.example\\@", "ok.example#@", "%00"],
+    "host": ["ok.example", "OK.example.", "evil.example", "169.254.169.254", "0xa9fea9fe", "2852039166", "[::1]"],
+    "after": [
+        "",
+        "/",
+        ":443/",
+        ":80@evil.example/",
+        "\\.evil.example/",
+        "%2eevil.example/",
+        "%00.evil.example",
+        "?@ok",
+    ],
+}
+
+
+def test_D1_what_is_let_pass_is_the_listed_host_to_every_reader_of_urls():
+    """All combinations of what confused other clients: 4,032 URLs."""
+    egress = Egress(["ok.example"])
+    passed = []
+    for parts in itertools.product(*TRICKS.values()):
+        url = "".join(parts)
+        with contextlib.suppress(EgressRefused):
+            egress.check(url)
+            passed.append(url)
+    assert passed
+    for url in passed:
+        hosts = {urlsplit(url).hostname, httpx.URL(url).host, httpx2.URL(url).host}
+        assert {(host or "").rstrip(".") for host in hosts} == {"ok.example"}, url
 
 
 @pytest.mark.parametrize("url", ["https://ok.example", "https://OK.example./x?y", "https://a.b.wild.example:8443/"])
