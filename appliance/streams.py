@@ -18,7 +18,7 @@ from appliance.wire import question_of
 # Bytes are searched, not decoded: a quote inside a JSON string is escaped, so these match only real keys.
 _OUTPUT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content|refusal)":\s*"[^"]')
 _LAST = re.compile(rb'"finish_reason":\s*"|"usage":\s*\{')
-_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning)":\s?"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":\s?"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _END = b"}\n\n"
 
 

@@ -236,7 +236,7 @@ async def test_every_form_of_a_prompt_is_counted(prompt: object, tokens: int) ->
     assert (await counted(record, Words())).prompt_tokens == tokens
 
 
-@pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning"])
+@pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning", "arguments"])
 @pytest.mark.parametrize(
     "text", ["plain", 'a "quote"', "back\\slash\\", "new\nline", "é 日本 😀", '"}],"usage":{', "\\u0041"]
 )

@@ -63,7 +63,7 @@ class UsageRecorder:
     async def life(self) -> AsyncIterator[None]:
         """Books what an earlier process left, then what comes, and the rest at the end."""
         await asyncio.to_thread(self._spool.open)
-        await self.book()
+        self._recorded.set()
         task = asyncio.create_task(self._book_for_ever())
         try:
             yield
@@ -77,15 +77,21 @@ class UsageRecorder:
     async def _book_for_ever(self) -> None:
         while True:
             await self._recorded.wait()
-            await asyncio.sleep(self._interval)
             self._recorded.clear()
-            if not await self._book_or_warn():
+            if await self._book_or_warn():
+                await asyncio.sleep(self._interval)
+            else:
                 self._recorded.set()
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _book(self, path: Path) -> None:
         """A file is a batch: booked once, whenever and however often this is interrupted and tried again."""
-        sums = await asyncio.to_thread(read, path)
+        try:
+            sums = await asyncio.to_thread(read, path)
+        except OSError as error:
+            log.warning("usage in %s cannot be read (%s) and is not booked; it is set aside", path, error.strerror)
+            await asyncio.to_thread(self._spool.set_aside, path)
+            return
         await self._store.book(path.stem, sums, forget=self._removed)
         self._removed = []
         await asyncio.to_thread(self._spool.remove, path)

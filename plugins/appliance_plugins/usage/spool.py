@@ -19,6 +19,7 @@ from appliance.plugin import UsageKey, UsageSums
 
 log = logging.getLogger("appliance.usage")
 _SUFFIX = ".calls"
+_SPOILT = b"!\n"
 _LATE_BYTES = 16 * 2**20
 """What is kept in memory while the disk is full."""
 
@@ -86,6 +87,11 @@ class Spool:
             os.close(folder)
         self._closed.remove(path)
 
+    def set_aside(self, path: Path) -> None:
+        """Leave a file that cannot be read to a person, under another name."""
+        path.rename(path.with_suffix(".unreadable"))
+        self._closed.remove(path)
+
     def _write(self) -> None:
         try:
             if self._file is None:
@@ -104,10 +110,10 @@ class Spool:
             self._keep_unwritten(written - len(self._torn))
 
     def _keep_unwritten(self, written: int) -> None:
-        """Whole lines are done with; a torn one is written again, on a line of its own."""
+        """Whole lines are done with; a torn one is spoilt, for it may lack its end alone, and written again."""
         done = self._late.rfind(b"\n", 0, max(written, 0)) + 1
+        self._torn = b"" if done == written else _SPOILT
         del self._late[:done]
-        self._torn = b"\n"
 
     def _new_file(self) -> FileIO:
         path = self._folder / f"{uuid.uuid4().hex}{_SUFFIX}"
@@ -117,13 +123,13 @@ class Spool:
 def read(path: Path) -> dict[UsageKey, UsageSums]:
     """The sums of a file. Its last line may be torn: then nobody has seen the end of that call."""
     sums: dict[UsageKey, UsageSums] = {}
-    for line in path.read_bytes().split(b"\n"):
-        if not line:
-            continue
-        try:
-            entry = _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            log.warning("%s holds a line that was not finished; it is left out", path)
-            continue
-        sums.setdefault(entry.key, UsageSums()).add(entry.sums)
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                entry = _decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                if line.strip():
+                    log.warning("%s holds a line that was not finished; it is left out", path)
+                continue
+            sums.setdefault(entry.key, UsageSums()).add(entry.sums)
     return sums

@@ -183,6 +183,7 @@ async def test_the_start_books_what_a_killed_process_left(database: Database, tm
     await killed.record(a_record())
     killed._spool._file.close()
     async with recorder_on(database, tmp_path).life():
+        await eventually(lambda: not list((tmp_path / "usage").iterdir()))
         assert (await booked(database)).requests == 1
 
 
@@ -226,6 +227,20 @@ async def test_one_writer_leaves_one_batch_behind_at_most(database: Database, tm
         await recorder.book()
     async with database.session(write=False) as session:
         assert await session.scalar(select(func.count()).select_from(UsageBatch)) == 1
+
+
+async def test_a_file_that_cannot_be_read_holds_up_no_other(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = recorder_on(database, tmp_path)
+    broken = tmp_path / "usage" / "0.calls"
+    broken.mkdir()  # a file whose reading fails for everybody, root too
+    async with recorder.life():
+        await recorder.record(a_record())
+        await recorder.book()
+        assert (await booked(database)).requests == 1
+    assert [path.name for path in (tmp_path / "usage").iterdir()] == ["0.unreadable"]
+    assert "set aside" in caplog.text
 
 
 # -- what a call counts as ---------------------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
-import logging
+import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from appliance.plugin import UsageKey, UsageSums
 from appliance_plugins.usage import spool as module
@@ -104,17 +107,30 @@ def test_a_line_that_is_none_of_ours_does_not_hold_up_the_others(rubbish: bytes,
     assert read(path)[KEY].requests == 1
 
 
-@pytest.mark.parametrize("room", [0, 1, 40, 60, 61, 62, 63, 64, 65, 66, 100, 150])
-def test_a_full_disk_loses_no_call_and_doubles_none(room: int, spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 450), max_size=8))
+@example([len(msgspec.json.encode(entry(1))) for _ in range(3)])
+def test_a_full_disk_loses_no_call_and_doubles_none_wherever_it_cuts_a_line(rooms: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        spool = Spool(Path(name))
+        spool.open()
+        spool.append(entry(1))
+        disk = Disk(spool, 0)
+        for room in rooms:
+            disk.room = room
+            spool.append(entry(1))
+        disk.room = 10**6
+        spool.append(entry(1))
+        assert read(spool.rotate())[KEY] == UsageSums(requests=len(rooms) + 2, input_tokens=len(rooms) + 2)
+
+
+def test_a_full_disk_is_told_of_once(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     spool.append(entry(1))
-    disk = Disk(spool, room)
-    with caplog.at_level(logging.WARNING):
-        for tokens in (10, 100, 1000):
-            spool.append(entry(tokens))
+    disk = Disk(spool, 0)
+    for _ in range(5):
+        spool.append(entry(1))
     assert caplog.text.count("No space left") == 1
     disk.room = 10**6
-    spool.append(entry(10_000))
-    assert read(spool.rotate())[KEY] == UsageSums(requests=5, input_tokens=11_111)
 
 
 def test_what_waits_for_room_is_written_by_the_next_rotation(spool: Spool) -> None:
