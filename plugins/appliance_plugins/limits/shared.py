@@ -26,8 +26,7 @@ from appliance_plugins.limits.ledger import Away, Taken
 from appliance_plugins.limits.lines import MINUTE, Amounts, Kind, Line
 
 log = logging.getLogger("appliance.limits")
-_PREFIX = "appliance:{limits}:"
-"""The braces keep all keys on one node of a cluster: a script may use no others."""
+_PREFIX = "appliance:limits:"
 _CONNECTIONS = 16
 _OWED = 100_000
 _RETRY_SECONDS = 0.5
@@ -85,10 +84,8 @@ class RedisLedger:
 
     async def __aenter__(self) -> RedisLedger:
         """Look for Redis once; if it is not there, go on without."""
-        try:
+        with suppress(Away):
             await self._within(self._redis.ping())
-        except Away:
-            log.warning("plugin limits: Redis does not answer; docs/limits.md says what happens meanwhile")
         self._keeper = asyncio.create_task(self._keep())
         return self
 
@@ -193,7 +190,10 @@ class RedisLedger:
                 return await step
         except _FAULTS as error:
             if not self._away:
-                log.warning("plugin limits: Redis does not answer (%s)", type(error).__name__)
+                log.warning(
+                    "plugin limits: Redis fails (%s); docs/limits.md says what happens until it is back",
+                    type(error).__name__,
+                )
             self._away = True
             self._wake.set()
             raise Away from error

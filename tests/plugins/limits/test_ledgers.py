@@ -139,7 +139,7 @@ async def test_every_key_in_redis_goes_by_itself(redis, redis_ledger):
         assert len(keys) == len(ALL) + 1
         assert all(client.pttl(key) > 0 for key in keys)
         await redis_ledger.settle("a", ALL, Amounts(), elapsed=0.0)
-        assert not client.exists("appliance:{limits}:call:a", "appliance:{limits}:k:0")
+        assert not client.exists("appliance:limits:call:a", "appliance:limits:k:0")
 
 
 async def test_a_settlement_that_arrives_twice_counts_once(redis_ledger):
@@ -151,8 +151,8 @@ async def test_a_settlement_that_arrives_twice_counts_once(redis_ledger):
 
 async def test_a_settlement_that_redis_refuses_holds_nothing_up(redis, redis_ledger):
     with redis.client() as client:
-        client.set("appliance:{limits}:k:2m", "no hash")
-        client.set("appliance:{limits}:call:bad", "1")
+        client.set("appliance:limits:k:2m", "no hash")
+        client.set("appliance:limits:call:bad", "1")
     await redis_ledger.settle("bad", [MINUTE], Amounts(0, 0, -5, 0), elapsed=0.0)
     await eventually(lambda: not redis_ledger.owed and not redis_ledger.away)
     assert (await redis_ledger.take("a", [DAY], Amounts(1, 1, 100, 0))).ok
@@ -176,7 +176,7 @@ async def test_a_debit_that_arrives_after_it_was_given_up_is_not_made(redis, red
     taking.cancel()
     await asyncio.wait([taking])
     with redis.client() as client:
-        await eventually(lambda: client.get("appliance:{limits}:call:a") == "undone")
+        await eventually(lambda: client.get("appliance:limits:call:a") == "undone")
     late.set()
     await eventually(lambda: len(asyncio.all_tasks()) == 2)  # this one and the keeper
     monkeypatch.undo()
