@@ -140,11 +140,11 @@ class Pipeline:
             self.trail.denied(principal, action, resource, error)
             raise
 
-    async def _may_see_scores(self, call: Call) -> bool:
-        """Not to may them is no refusal, they are left out: so nothing is noted."""
+    async def may(self, principal: Principal, action: str, resource: str) -> bool:
+        """Whether every authorizer agrees, for what is left out rather than refused: a no is not noted."""
         try:
             for _, authorizer in self.authorizers:
-                await authorizer.authorize(call.principal, "scores.read", call.model)
+                await authorizer.authorize(principal, action, resource)
         except Forbidden:
             return False
         return True
@@ -171,7 +171,7 @@ class Pipeline:
             chunks = self.filters.output(call, chunks, held)
             chunks = cited(call, chunks) if call.passages else chunks
             chunks = await held.enter_async_context(aclosing(chunks))  # type: ignore[type-var]
-            scores = bool(call.passages) and await self._may_see_scores(call)
+            scores = bool(call.passages) and await self.may(call.principal, "scores.read", call.model)
             yield Answer(call, chunks, _headers(admissions), scores)
 
     async def search(self, call: Call, template: str) -> Found:
@@ -186,7 +186,8 @@ class Pipeline:
                 raise RetrievalUnavailable("retrieval is off; set retrieval.vector_store in the configuration")
             passages = await self._passages(call, call.request, self.retriever.find, span)
             record.call = msgspec.structs.replace(call, queries=call.request.queries, passages=tuple(passages))
-            return Found(call.request, passages, _headers(admissions), await self._may_see_scores(call))
+            scores = await self.may(call.principal, "scores.read", call.model)
+            return Found(call.request, passages, _headers(admissions), scores)
 
     @asynccontextmanager
     async def work(self, call: Call, template: str) -> AsyncIterator[tuple[Model, Mapping[str, str]]]:

@@ -272,6 +272,8 @@ def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, con
             f"plugins: {authenticators[0][0]} finds out who calls, and nothing decides what callers may do; "
             "list rbac under plugins"
         )
+    if config.auth.roles and not authorizers:
+        raise ConfigError("auth.roles: no listed plugin reads them; list rbac under plugins")
     return Pipeline(
         plugins=plugins,
         models=models,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from litestar import Response
 
-from appliance.errors import Forbidden, ModelNotFound
+from appliance.errors import ModelNotFound
 from appliance.http.requests import HttpRequest, answer, principal, runtime
 from appliance.models.registry import Model
 
@@ -43,8 +43,4 @@ async def get_model(request: HttpRequest) -> Response[bytes]:
 
 
 async def _may_use(request: HttpRequest, model: Model) -> bool:
-    try:
-        await runtime(request).pipeline.authorize(principal(request), "models.use", model.name)
-    except Forbidden:
-        return False
-    return True
+    return await runtime(request).pipeline.may(principal(request), "models.use", model.name)

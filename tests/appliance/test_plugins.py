@@ -242,6 +242,11 @@ def test_who_authenticates_callers_must_also_say_what_they_may_do(tmp_path):
     build_app(tmp_path, None, {"plugins": ["api_keys", "rbac"]})
 
 
+def test_a_policy_that_nobody_reads_stops_the_start(tmp_path):
+    with pytest.raises(ConfigError, match=r"auth.roles: no listed plugin reads them; list rbac"):
+        build_app(tmp_path, None, {"auth": {"roles": {"support": ["models.use"]}}})
+
+
 async def test_two_apps_in_one_process_share_nothing(tmp_path):
     first_notes, second_notes = Notebook(), Notebook()
     first = serve_box(tmp_path / "a", [Emit("first")], notes=provides(recorders=[first_notes]))

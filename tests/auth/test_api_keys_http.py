@@ -6,6 +6,7 @@ from eventually import eventually
 
 from appliance.plugin import KeyStore
 from appliance.testing import Emit, ScriptedPlugin, make_app, serving
+from appliance.testing.scripted_embedder import ScriptedEmbedder
 
 CONFIG = {
     "plugins": ["api_keys", "rbac"],
@@ -81,6 +82,43 @@ async def test_a_key_for_one_model_sees_and_uses_only_that_one(client, store):
     assert (refused.status_code, refused.json()["error"]["param"]) == (403, "model")
     listed = await client.get("/v1/models", headers=headers)
     assert [model["id"] for model in listed.json()["data"]] == ["small"]
+
+
+async def test_a_model_that_is_left_out_of_a_list_is_no_refusal_for_the_audit_log(app, client, store):
+    _, text = await store.create(name="alice", models=["small"])
+    headers = {"authorization": f"Bearer {text}"}
+    noted = []
+    app.state.runtime.pipeline.trail.denied = lambda *event: noted.append(event)
+    await client.get("/v1/models", headers=headers)
+    assert (await client.get("/v1/models/large", headers=headers)).status_code == 404
+    assert noted == []
+    assert (await ask(client, headers, model="large")).status_code == 403
+    assert [event[1:3] for event in noted] == [("models.use", "large")]
+
+
+@pytest.mark.parametrize(("roles", "status"), [(["user"], 404), (["asker"], 403), (["asker", "finder"], 404)])
+async def test_a_chat_that_names_stores_needs_to_be_allowed_to_search(tmp_path, roles, status):
+    """404 is the unknown store: who may search gets that far."""
+    config = {
+        **CONFIG,
+        "plugins": ["api_keys", "rbac", "memory", "documents", "tokens"],
+        "models": [*CONFIG["models"], {"name": "words", "embedder": "scripted_embedder"}],
+        "retrieval": {"vector_store": "memory"},
+        "auth": {"roles": {"asker": ["models.use"], "finder": ["stores.search"]}},
+    }
+    plugins = {"scripted": ScriptedPlugin([Emit("fine")]), "scripted_embedder": ScriptedEmbedder()}
+    app = make_app(config, plugins, folder=tmp_path)
+    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+        _, text = await KeyStore(app.state.runtime.database).create(name="k", roles=roles)
+        ((_, authenticator),) = app.state.runtime.pipeline.authenticators
+        await authenticator.refresh()
+        headers = {"authorization": f"Bearer {text}"}
+        assert (await ask(client, headers)).status_code == 200
+        tools = [{"type": "file_search", "vector_store_ids": ["nosuch"]}]
+        reply = await ask(client, headers, tools=tools)
+        assert reply.status_code == status, reply.text
+        if status == 403:
+            assert "stores.search" in reply.json()["error"]["message"]
 
 
 async def test_a_key_for_files_may_not_ask_models(client, store):
