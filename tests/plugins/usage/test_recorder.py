@@ -120,7 +120,8 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
 @given(STEPS)
 def test_wherever_the_process_dies_each_call_counts_exactly_once(steps) -> None:
     asyncio.run(play(steps))

@@ -64,6 +64,7 @@ async def test_three_replicas_add_up(replicas: list[httpx.AsyncClient]) -> None:
     assert found["cost"] == 0.00027
 
 
+@pytest.mark.slow
 async def test_a_database_that_is_killed_loses_no_call_and_doubles_none(tmp_path: Path) -> None:
     with Postgres() as server:
         app, _ = build_app(tmp_path, [Emit("one")], config(server.database()))
