@@ -10,11 +10,13 @@ from appliance.plugin import (
     Call,
     DetokenizeRequest,
     EngineError,
+    EngineTimeout,
     EngineUnavailable,
     TokenizeRequest,
     Tokens,
     Upstream,
     UpstreamError,
+    UpstreamTimeout,
     UpstreamUnreachable,
 )
 from appliance_engines._openai_errors import Refusal
@@ -52,6 +54,8 @@ class VllmTokenizer:
             payload = await response.read(MAX_ANSWER_BYTES)
         except UpstreamUnreachable as error:
             raise EngineUnavailable("the model is out of reach; try again", retry_after=1.0) from error
+        except UpstreamTimeout as error:
+            raise EngineTimeout("the model did not answer in time; try again or send less") from error
         except UpstreamError as error:
             raise EngineError("the model's server closed the connection without an answer; try again") from error
         if response.status != 200:
