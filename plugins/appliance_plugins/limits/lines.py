@@ -13,8 +13,6 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
-
 from appliance.plugin import Allowance, Principal, to_units
 
 MINUTE = 60.0
@@ -94,11 +92,14 @@ def narrowed(allowance: Allowance | None, further: Allowance | None) -> Allowanc
     """The stricter of two allowances, limit by limit."""
     if allowance is None or further is None:
         return allowance or further
-    both = {name: (getattr(allowance, name), getattr(further, name)) for name, _, _ in _FIELDS}
     limits: dict[str, Any] = {
-        name: min(given, default=None) for name, pair in both.items() for given in [[x for x in pair if x is not None]]
+        name: _stricter(getattr(allowance, name), getattr(further, name)) for name, _, _ in _FIELDS
     }
-    return msgspec.convert(limits, Allowance)
+    return Allowance(**limits)
+
+
+def _stricter(one: float | None, other: float | None) -> float | None:
+    return min((limit for limit in (one, other) if limit is not None), default=None)
 
 
 class Clock:

@@ -84,28 +84,27 @@ async def test_O_32_the_places_of_a_killed_replica_come_free_by_themselves(redis
     slow = {"name": "m", "engine": "scripted", "options": {"delay": 20}}
     settings = {**config(redis, lease=2, key={"max_concurrent": 2}), "models": [slow], "data_dir": str(tmp_path)}
     path.write_text(yaml.safe_dump({**settings, "plugins": ["limits", "scripted"]}))
-    with Served(path) as served:
-        async with httpx.AsyncClient(base_url=served.url, timeout=20) as client:
-            held = [asyncio.create_task(ask(client)) for _ in range(2)]
+    async with replicas(1, redis, [Emit("fine")], lease=2, key={"max_concurrent": 2}) as (other,):
+        with Served(path) as served:
+            async with httpx.AsyncClient(base_url=served.url, timeout=20) as client:
+                held = [asyncio.create_task(ask(client)) for _ in range(2)]
 
-            def full() -> bool:
-                with redis.client() as looking:
-                    return sum(looking.zcard(key) for key in looking.keys("*:0")) == 2
+                def full() -> bool:
+                    with redis.client() as looking:
+                        return sum(looking.zcard(key) for key in looking.keys("*:0")) == 2
 
-            await eventually(full)
-            await asyncio.sleep(2.5)  # longer than a lease: it is renewed while the process lives
-            assert full()
-            os.kill(served.process.pid, signal.SIGKILL)
-            await asyncio.gather(*held, return_exceptions=True)
-        async with replicas(1, redis, [Emit("fine")], lease=2, key={"max_concurrent": 2}) as (client,):
-            assert (await ask(client)).status_code == 429
+                await eventually(full)
+                await asyncio.sleep(2.5)  # longer than a lease: it is renewed while the process lives
+                assert (await ask(other)).status_code == 429
+                os.kill(served.process.pid, signal.SIGKILL)
+                await asyncio.gather(*held, return_exceptions=True)
 
-            async def served_again() -> bool:
-                return (await ask(client)).status_code == 200
+        async def served_again() -> bool:
+            return (await ask(other)).status_code == 200
 
-            await eventually(served_again, 10)
-            both = await asyncio.gather(ask(client), ask(client))
-            assert [reply.status_code for reply in both] == [200, 200]
+        await eventually(served_again, 10)
+        both = await asyncio.gather(ask(other), ask(other))
+        assert [reply.status_code for reply in both] == [200, 200]
 
 
 # -- without Redis (R22) ---------------------------------------------------------------------------------------
