@@ -73,17 +73,24 @@ cli.add_command(audit)
 cli.add_command(models)
 
 
-@cli.command(epilog=examples("appliance serve", "appliance serve --config prod.yaml --port 9000"))
+@cli.command(
+    epilog=examples(
+        "appliance serve",
+        "appliance serve --config prod.yaml --port 9000",
+        "appliance serve --port 9001 --replica one",
+    )
+)
 @config_option
 @click.option("--host", help="Address to listen on, in place of server.host.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on, in place of server.port; 0 takes a free one."
 )
-def serve(config_path: Path, host: str | None, port: int | None) -> None:
+@click.option("--replica", metavar="NAME", help="Name of this server, where several serve one data_dir.")
+def serve(config_path: Path, host: str | None, port: int | None, replica: str | None) -> None:
     """Start the models, then serve the API until Ctrl-C or SIGTERM."""
     from appliance.serve import run
 
-    run(config_path, host=host, port=port)
+    run(config_path, host=host, port=port, replica=replica)
 
 
 @cli.command(

@@ -31,13 +31,13 @@ class AppContext:
 
     @property
     def log_dir(self) -> Path:
-        """Where child processes write their logs."""
-        return self.data_dir / "logs"
+        """Where child processes write their logs; a replica has its own."""
+        return self.data_dir / "logs" / (self.config.server.replica or "")
 
     @property
     def run_dir(self) -> Path:
-        """Folder (0700) for unix sockets."""
-        return self.data_dir / "run"
+        """Folder (0700) for unix sockets; a replica has its own."""
+        return self.data_dir / "run" / (self.config.server.replica or "")
 
     def key_for(self, use: str) -> bytes:
         """32 secret bytes for one use, the same at every start; see ``appliance.secret``. Raises StartError."""

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import uvicorn
 
 from appliance.app import create_app
 from appliance.banner import banner
-from appliance.config import Config, load
+from appliance.config import Config, ServerConfig, convert, load
 from appliance.errors import ConfigError, StartError
 from appliance.http.connection import Connection
 from appliance.logs import set_up_logging
@@ -34,22 +34,24 @@ from appliance.runtime import Runtime, build
 MIN_FREE_BYTES = 256 * 2**20
 MAX_OPEN_FILES = 65_536
 _M_MMAP_THRESHOLD = -3
+_ANOTHER_FOLDER = "choose another data_dir, or give every server on it a --replica name"
+_ALL_NAMED = "give it a --replica name too"
 
 
-def run(config_path: Path, *, host: str | None = None, port: int | None = None) -> None:
+def run(config_path: Path, *, host: str | None = None, port: int | None = None, replica: str | None = None) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
         ConfigError, StartError: with the fix; whatever had been started is stopped.
     """
     began = time.monotonic()
-    config = _overridden(load(config_path), host, port)
+    config = _overridden(load(config_path), host, port, replica)
     _tune()
     set_up_logging(config.observability)
     _prepare_folders(config)
     runtime = build(config, config_path=config_path)
     with (
-        _only_one(config.data_path),
+        _held(config.data_path, config.server.replica),
         _listening(config.server.host, config.server.port) as listener,
         asyncio.Runner(loop_factory=_loop) as runner,
     ):
@@ -79,13 +81,11 @@ def _tune() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _overridden(config: Config, host: str | None, port: int | None) -> Config:
-    changes: dict[str, Any] = {}
-    if host is not None:
-        changes["host"] = host
-    if port is not None:
-        changes["port"] = port
-    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **changes))
+def _overridden(config: Config, host: str | None, port: int | None, replica: str | None) -> Config:
+    given = {"host": host, "port": port, "replica": replica}
+    changes = {name: value for name, value in given.items() if value is not None}
+    server = {**msgspec.structs.asdict(config.server), **changes}
+    return msgspec.structs.replace(config, server=convert(server, ServerConfig, "server"))
 
 
 async def _serve(runtime: Runtime, listener: socket.socket, began: float) -> None:
@@ -163,12 +163,12 @@ async def _start_engines(runtime: Runtime, serving: asyncio.Task[None]) -> bool:
 async def _tell(runtime: Runtime) -> None:
     """One line a part when it is ready, and one every ten seconds about what is awaited."""
     began = time.monotonic()
-    waiting = list(await runtime.ill())
+    waiting = list(runtime.unready())
     click.echo(f"starting {', '.join(waiting) or 'the server'} ...")
     while waiting:
         await asyncio.sleep(0.5)
         seconds = time.monotonic() - began
-        still = [name for name in await runtime.ill() if name in waiting]
+        still = [name for name in runtime.unready() if name in waiting]
         for name in waiting:
             if name not in still:
                 click.echo(f"  {name} is ready after {seconds:.0f} s")
@@ -206,6 +206,9 @@ def _prepare_folders(config: Config) -> None:
     try:
         for folder in (data, data / "logs", data / "run", data / "files"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if config.server.replica:
+            for folder in (data / "logs", data / "run"):
+                (folder / config.server.replica).mkdir(exist_ok=True, mode=0o700)
         (data / "run").chmod(0o700)
         free = os.statvfs(data).f_bavail * os.statvfs(data).f_frsize
     except OSError as error:
@@ -218,20 +221,31 @@ def _prepare_folders(config: Config) -> None:
 
 
 @contextmanager
-def _only_one(data: Path) -> Iterator[None]:
-    """Hold the data folder: two servers on one would spoil it."""
-    with (data / "appliance.lock").open("a+") as lock:
+def _held(data: Path, replica: str | None) -> Iterator[None]:
+    """Hold the data folder: alone, or with other replicas, each by a name of its own."""
+    with ExitStack() as locks:
+        if replica is None:
+            locks.enter_context(_locked(data / "appliance.lock", f"data_dir: {data} is used", _ANOTHER_FOLDER))
+        else:
+            locks.enter_context(_locked(data / "appliance.lock", f"data_dir: {data} is used", _ALL_NAMED, shared=True))
+            own = data / "run" / replica / "appliance.lock"
+            locks.enter_context(_locked(own, f"--replica: {replica} is taken", "choose another name"))
+        yield
+
+
+@contextmanager
+def _locked(path: Path, taken: str, fix: str, *, shared: bool = False) -> Iterator[None]:
+    with path.open("a+") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
-            raise StartError(
-                f"data_dir: another appliance (process {lock.read().strip() or 'unknown'}) uses {data}; stop it or "
-                "choose another data_dir"
-            ) from None
+            holder = lock.read().strip() or "unknown"
+            raise StartError(f"{taken} by another appliance (process {holder}); stop it or {fix}") from None
         lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        if not shared:
+            lock.write(str(os.getpid()))
+            lock.flush()
         yield
 
 

@@ -25,15 +25,25 @@ def _end_with_the_tests() -> None:
 class Served:
     """``with Served(config_path) as served:`` yields once the ready line is out; ``served.url`` has no ``/v1``."""
 
-    def __init__(self, config: Path, *, timeout: float = 240.0, port: int = 0) -> None:
-        self.config, self.timeout, self.port = config, timeout, port
+    def __init__(self, config: Path, *arguments: str, timeout: float = 240.0, port: int = 0) -> None:
+        self.config, self.arguments, self.timeout, self.port = config, arguments, timeout, port
         self.lines: list[str] = []
         self._ready = threading.Event()
 
     def __enter__(self) -> Served:
         self.began = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "appliance", "serve", "--config", str(self.config), "--port", str(self.port)],
+            [
+                sys.executable,
+                "-m",
+                "appliance",
+                "serve",
+                "--config",
+                str(self.config),
+                "--port",
+                str(self.port),
+                *self.arguments,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

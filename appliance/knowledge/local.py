@@ -34,11 +34,13 @@ _T = TypeVar("_T")
 class LocalKnowledge:
     """``Knowledge`` over the configured vector store and embedders. The database must be started.
 
-    Without ``retrieval.vector_store`` only ``embed`` works.
+    Without ``retrieval.vector_store`` only ``embed`` works. One of them at a time works on a data folder; with
+    ``standby`` this one waits for its turn as long as it takes.
     """
 
-    def __init__(self, plugins: Plugins, context: AppContext) -> None:
+    def __init__(self, plugins: Plugins, context: AppContext, *, standby: bool = False) -> None:
         self._plugins = plugins
+        self._standby = standby
         self._context = context
         self._embedders: dict[str, BatchingEmbedder] = {}
         self._backend: VectorStore | None = None
@@ -53,15 +55,18 @@ class LocalKnowledge:
         return self._ready
 
     async def start(self) -> None:
-        """Load the embedders and open the vector store.
+        """Take the data folder, load the embedders and open the vector store.
 
         Raises:
             ConfigError, StartError: naming the setting and the fix.
         """
+        lock = WorkerLock(self._context.data_dir)
         try:
+            owner = await lock.acquire(None if self._standby else 30.0)
+            self._held.callback(lock.release)
             self._embedders = await self._start_embedders()
             if self._context.config.retrieval.vector_store is not None:
-                await self._start_retrieval(self._context.config.retrieval.vector_store)
+                await self._start_retrieval(self._context.config.retrieval.vector_store, owner)
         except BaseException:
             await self.stop()
             raise
@@ -153,10 +158,7 @@ class LocalKnowledge:
         config = self._context.config
         return open_store(config, self._plugins.model_sources())
 
-    async def _start_retrieval(self, name: str) -> None:
-        lock = WorkerLock(self._context.data_dir)
-        owner = await lock.acquire()
-        self._held.callback(lock.release)
+    async def _start_retrieval(self, name: str, owner: str) -> None:
         factory = self._plugins.vector_stores().get(name)
         if factory is None:
             raise ConfigError(f"retrieval.vector_store: no listed plugin provides {name}; list one that does")

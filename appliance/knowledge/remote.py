@@ -1,13 +1,17 @@
-"""Retrieval in the worker process, as the server sees it: supervised, restarted, asked over a unix socket."""
+"""Retrieval in the worker process, as the server sees it: supervised, restarted, asked over a unix socket.
+
+Replicas on one data folder share the socket. Each looks after a worker of its own, one of which serves all of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
-import secrets
-import shutil
+import stat
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from appliance.context import AppContext
-from appliance.errors import ApplianceError, RetrievalUnavailable
+from appliance.errors import ApplianceError, RetrievalUnavailable, StartError
 from appliance.knowledge.filters import Attributes
 from appliance.knowledge.messages import (
     FAILED,
@@ -48,18 +52,28 @@ class RemoteKnowledge:
     """``Knowledge`` through a supervised worker process."""
 
     def __init__(self, context: AppContext, config_path: Path) -> None:
-        self._folder, self._socket = _socket_path(context.run_dir)
+        self._replica = context.config.server.replica or ""
+        self._served_by = self._replica
+        self._heard = 0.0
+        self._socket = _socket_path(context.data_dir / "run")
         self._upstream = Upstream("http://worker", uds=self._socket)
         command = (sys.executable, "-m", "appliance.knowledge.worker")
         self._child = Child(
             "the retrieval worker",
-            [*command, "--config", str(config_path.resolve()), "--uds", str(self._socket)],
+            [
+                *command,
+                "--config",
+                str(config_path.resolve()),
+                "--uds",
+                str(self._socket),
+                f"--replica={self._replica}",
+            ],
             env=dict(os.environ),  # the configuration may refer to any variable
             log_path=context.log_dir / "worker.log",
             ready=self._probe,
             start_timeout=START_SECONDS,
             stop_timeout=20.0,
-            alive=self._probe,
+            alive=self._alive,
             backoff=Backoff(first=0.2, cap=5.0, healthy=30.0, max_crashes=20),
         )
         self._waking: asyncio.Task[None] | None = None
@@ -71,7 +85,7 @@ class RemoteKnowledge:
 
     async def start(self) -> None:
         """Start the worker and wait until it is ready. Raises StartError."""
-        self._socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_private(self._socket.parent)
         await self._child.start()
 
     async def stop(self) -> None:
@@ -82,8 +96,6 @@ class RemoteKnowledge:
                 await self._waking
         await self._child.stop()
         await self._upstream.aclose()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def search(self, search: Search, scope: Scope) -> list[Passage]:
         """See ``Knowledge``."""
@@ -121,8 +133,19 @@ class RemoteKnowledge:
             await self._send("/wake", _encode(Empty()), type(None))
 
     async def _probe(self) -> bool:
-        await self._send("/ready", _encode(Empty()), type(None))
+        self._served_by = await self._send("/ready", _encode(Empty()), str)
+        self._heard = time.monotonic()
         return True
+
+    async def _alive(self) -> bool:
+        """Whether this server's worker is well: one that waits its turn is, whatever befalls another replica's."""
+        try:
+            return await self._probe()
+        except (UpstreamError, ApplianceError):
+            waits = self._served_by != self._replica and time.monotonic() - self._heard < START_SECONDS
+            if not waits:
+                raise
+            return True
 
     async def _call(self, path: str, message: msgspec.Struct, answer: type[_T]) -> _T:
         """Ask the worker, again if it was restarted meanwhile: every operation may be repeated."""
@@ -149,10 +172,18 @@ class RemoteKnowledge:
         return msgspec.msgpack.decode(data, type=answer)
 
 
-def _socket_path(run_dir: Path) -> tuple[Path | None, Path]:
-    """Where the socket lies; the kernel limits the length, so deep data folders get a private temporary one."""
+def _socket_path(run_dir: Path) -> Path:
+    """Where the socket lies; the kernel limits the length, so deep data folders get a folder of temporary files."""
     path = run_dir / "worker.sock"
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
-        return None, path
-    folder = Path(tempfile.gettempdir()) / f"appliance-{secrets.token_hex(16)}"  # made by start()
-    return folder, folder / "worker.sock"
+        return path
+    digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:32]
+    return Path(tempfile.gettempdir()) / f"appliance-{os.geteuid()}-{digest}" / "worker.sock"
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder, or find it made by this user alone. Raises StartError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise StartError(f"{folder} belongs to others or is open to them; remove it or choose a shorter data_dir")

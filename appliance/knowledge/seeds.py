@@ -19,6 +19,7 @@ from sqlalchemy import func, select, tuple_
 from appliance.config import Config, StoreConfig
 from appliance.errors import ApplianceError
 from appliance.knowledge.api import Knowledge
+from appliance.knowledge.lease import FolderLock
 from appliance.storage import files, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
@@ -43,12 +44,17 @@ class Seeder:
     knowledge: Knowledge
 
     async def run(self) -> None:
-        """Do it for every configured store. Files that cannot be read are logged, never fatal."""
-        for store in self.config.retrieval.stores:
-            try:
-                await self._seed(store)
-            except ApplianceError as error:
-                log.warning("store %s is not up to date: %s", store.name, error)
+        """Do it for every store, one replica at a time. Files that cannot be read are logged, never fatal."""
+        lock = FolderLock(self.config.data_path, "seeds.lock")
+        await lock.wait()
+        try:
+            for store in self.config.retrieval.stores:
+                try:
+                    await self._seed(store)
+                except ApplianceError as error:
+                    log.warning("store %s is not up to date: %s", store.name, error)
+        finally:
+            lock.release()
 
     async def wait(self, seconds: float = WAIT_SECONDS) -> None:
         """Until the configured stores have no file under way, so that the first question finds its answer.

@@ -1,6 +1,9 @@
-"""The worker process: owns the vector store, the embedders and the ingestion, and answers the server on a unix socket.
+"""The worker process: owns the vector store, the embedders and the ingestion, and answers servers on a unix socket.
 
-python -m appliance.knowledge.worker --config appliance.yaml --uds data/run/worker.sock
+python -m appliance.knowledge.worker --config appliance.yaml --uds data/run/worker.sock [--replica NAME]
+
+Every replica starts one. The first works for all of them; the others wait, and the next of them takes its place, data
+and socket, when it ends.
 """
 
 from __future__ import annotations
@@ -51,10 +54,11 @@ Operation = tuple[type[msgspec.Struct], Callable[[Any], Awaitable[Any]]]
 class WorkerApp:
     """An ASGI app with one path an operation."""
 
-    def __init__(self, knowledge: Knowledge) -> None:
+    def __init__(self, knowledge: Knowledge, replica: str = "") -> None:
         self._knowledge = knowledge
+        self._replica = replica
         self._operations: dict[str, Operation] = {
-            "/ready": (Empty, self._nothing),
+            "/ready": (Empty, self._whose),
             "/wake": (Empty, self._wake),
             "/search": (SearchMessage, lambda m: knowledge.search(m.search(), m.scope)),
             "/embed": (EmbedMessage, lambda m: knowledge.embed(m.model, m.inputs)),
@@ -91,9 +95,11 @@ class WorkerApp:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _nothing(self, _: Empty) -> None:
+    async def _whose(self, _: Empty) -> str:
+        """The replica that looks after this worker."""
         if not self._knowledge.ready:
             raise RetrievalUnavailable("the worker is starting; try again in a moment", retry_after=1)
+        return self._replica
 
     async def _wake(self, _: Empty) -> None:
         self._knowledge.wake()
@@ -119,7 +125,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(config_path: Path, uds: Path) -> None:
+async def serve(config_path: Path, uds: Path, replica: str) -> None:
     """Run until SIGTERM or SIGINT. Raises ConfigError, StartError."""
     config = load(config_path)
     set_up_logging(config.observability)
@@ -127,14 +133,14 @@ async def serve(config_path: Path, uds: Path) -> None:
     database = Database(config.database_url)
     context = AppContext(config=config, database=database)
     plugins.bind(context)
-    knowledge = LocalKnowledge(plugins, context)
+    knowledge = LocalKnowledge(plugins, context, standby=bool(replica))
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     try:
         await database.start()
         if await _unless(stopping, knowledge.start()):
-            await _answer(WorkerApp(knowledge), uds, stopping)
+            await _answer(WorkerApp(knowledge, replica), uds, stopping)
     finally:
         await knowledge.stop()
         await database.stop()
@@ -176,6 +182,7 @@ async def _answer(app: WorkerApp, uds: Path, stopping: asyncio.Event) -> None:
     server.should_exit = True
     told.cancel()
     await serving
+    uds.unlink(missing_ok=True)
 
 
 def main() -> int:
@@ -183,9 +190,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="appliance worker")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--uds", type=Path, required=True)
+    parser.add_argument("--replica", default="")
     arguments = parser.parse_args()
     try:
-        asyncio.run(serve(arguments.config, arguments.uds))
+        asyncio.run(serve(arguments.config, arguments.uds, arguments.replica))
     except ApplianceError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -102,7 +102,7 @@ def test_a_second_server_on_one_data_folder_is_refused(tmp_path):
     with served(cwd=tmp_path) as running:
         assert running.url
         result = appliance("serve", cwd=tmp_path)
-        assert_one_line(result, "another appliance", f"process {running.process.pid}", "data_dir")
+        assert_one_line(result, "another appliance", f"process {running.process.pid}", "data_dir", "--replica")
         assert httpx.get(f"{running.url}/readyz").status_code == 200
 
 

@@ -63,6 +63,7 @@ class Plugin:
 
     def _shared(self, settings: UsageSettings, context: AppContext) -> UsageRecorder:
         if self._recorder is None:
-            store, spool = UsageStore(context.database), Spool(context.data_dir / "usage")
+            folder = context.data_dir / "usage" / (context.config.server.replica or "")
+            store, spool = UsageStore(context.database), Spool(folder)
             self._recorder = UsageRecorder(context.config, store, spool, settings.interval)
         return self._recorder
