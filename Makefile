@@ -58,7 +58,7 @@ test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node 
 	|| { echo "error: apt-get could not install$$wanted; check the network, or install them by hand" >&2; exit 1; }
 	@$(MAKE) --no-print-directory $(OIDC)
 
-test: $(VENV)/.test $(OIDC) ## Run every test, the real model included
+test: test-deps $(VENV)/.test $(OIDC) ## Run every test, the real model included
 	@$(BIN)/appliance models pull --config $(CONFIG)
 	$(BIN)/python -m pytest
 
