@@ -262,10 +262,10 @@ async def test_a_server_that_is_no_redis_never_holds_requests_up():
 
 
 async def test_leases_that_live_are_renewed_and_counted(redis):
-    async with RedisLedger(redis.url, timeout=2, lease_seconds=1) as ledger:
+    async with RedisLedger(redis.url, timeout=2, lease_seconds=2) as ledger:
         admitter = limits(Clock(), ledger, key={"max_concurrent": 1})
         async with admitter.admit(call_of()):
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(2.5)
             with pytest.raises(RateLimited):
                 async with admitter.admit(call_of()):
                     pass
