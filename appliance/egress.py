@@ -111,7 +111,7 @@ class Egress:
 
         try:
             response = await self.open().get(parsed(url), headers=dict(headers or {}))
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, OSError) as error:
             raise EgressError(f"{url} cannot be reached: {type(error).__name__}") from error
         if response.status_code != 200:
             raise EgressError(f"{url} answered {response.status_code}", status=response.status_code)

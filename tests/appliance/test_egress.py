@@ -201,6 +201,32 @@ async def test_D1_a_body_over_the_limit_is_not_read_announced_or_not(egress):
                 await egress.get(f"http://127.0.0.1:{port}/x")
 
 
+GARBAGE = [
+    b"",
+    b"\x00" * 100,
+    b"SSH-2.0-OpenSSH_9.2\r\n",
+    b"HTTP/1.1 200",
+    b"HTTP/1.1 abc X\r\n\r\n",
+    b"HTTP/1.1 200 X\r\ncontent-length: -1\r\n\r\n",
+    b"HTTP/1.1 200 X\r\ncontent-length: 1e9\r\n\r\n",
+    b"HTTP/1.1 200 X\r\ncontent-length: 99\r\n\r\nshort",
+    b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nx\r\n",
+    b"HTTP/1.1 200 X\r\ntransfer-encoding: gzip\r\n\r\n",
+    b"HTTP/1.1 200 X\r\nbad header\r\n\r\n",
+    b"HTTP/1.1 200 X\r\nx: " + b"y" * 200_000 + b"\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 10,
+]
+
+
+@pytest.mark.parametrize("answer", GARBAGE, ids=range(len(GARBAGE)))
+async def test_D1_whatever_else_a_server_says_is_an_egress_error(egress, answer):
+    async with serving(answer) as port:
+        with pytest.raises(EgressError):
+            await egress.get(f"http://127.0.0.1:{port}/x")
+        with pytest.raises(EgressError):
+            await egress.get(f"https://127.0.0.1:{port}/x")
+
+
 async def test_D1_a_compressed_answer_is_refused_unopened(egress):
     async with serving(reply(b"\x1f\x8b", 200, "content-encoding: gzip")) as port:
         with pytest.raises(EgressRefused, match="compressed"):

@@ -48,7 +48,14 @@ class Introspection:
         """
         try:
             answer = await self._answer(token)
-        except (EgressError, httpx2.HTTPError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (
+            EgressError,
+            httpx2.HTTPError,
+            OSError,
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            RecursionError,
+        ) as error:
             log.warning("%s cannot be asked about tokens: %s", self._issuer.issuer, _told(error))
             raise Unavailable(
                 "tokens cannot be checked now, for the identity provider does not answer; try again",
