@@ -30,6 +30,7 @@ ACTIONS: Mapping[str, str] = {
     "files.create": "a file was uploaded",
     "files.delete": "a file was deleted",
     "files.download": "a file was downloaded",
+    "uploads.complete": "a file was made of the parts of an upload",
     "stores.create": "a vector store was made",
     "stores.update": "a vector store was changed",
     "stores.delete": "a vector store was deleted",

@@ -19,6 +19,7 @@ from appliance.config import Config
 from appliance.context import AppContext
 from appliance.errors import ApplianceError, ConfigError, NotFound, StartError
 from appliance.filtering import Filters
+from appliance.housekeeping import Housekeeper
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import Retriever
 from appliance.knowledge.seeds import Seeder
@@ -57,6 +58,7 @@ class Runtime:
     knowledge: Knowledge | None
     responses: Responses
     background: BackgroundResponses
+    housekeeper: Housekeeper
     health_checks: Mapping[str, HealthCheck] = field(default_factory=dict)
     draining: bool = False
     _held: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -104,6 +106,7 @@ class Runtime:
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._warn_of_unknown_stores()
         self.background.start()
+        self.housekeeper.start()
         await self._held.enter_async_context(StallWatch())
 
     async def _start_knowledge(self, knowledge: Knowledge) -> None:
@@ -128,6 +131,7 @@ class Runtime:
         """Stop everything, in reverse; safe to call twice."""
         self.draining = True
         await self.background.stop()
+        await self.housekeeper.stop()
         await self.pipeline.recording.settle()
         stops = [engine.stop() for engine in self.models.engines().values()]
         for result in await asyncio.gather(*stops, return_exceptions=True):
@@ -210,18 +214,20 @@ def build(
     models = build_models(config, plugins.engines(), context, open_store(config, plugins.model_sources()), knowledge)
     pipeline = _pipeline(plugins, models, knowledge, context)
     responses = Responses(pipeline, models, database, config.limits)
+    blobs = BlobStore(config.data_path / "files")
     return Runtime(
         config=config,
         plugins=plugins,
         context=context,
         database=database,
         audit=audit,
-        blobs=BlobStore(config.data_path / "files"),
+        blobs=blobs,
         models=models,
         pipeline=pipeline,
         knowledge=knowledge,
         responses=responses,
         background=BackgroundResponses(responses, database, config.limits.keep_responses_days),
+        housekeeper=Housekeeper(database, blobs, knowledge),
         health_checks=plugins.health_checks(),
     )
 

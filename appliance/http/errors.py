@@ -20,7 +20,7 @@ from appliance.config import AuthConfig
 from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError
 from appliance.http.challenges import challenge
 from appliance.http.disconnect import ClientGone
-from appliance.http.request_id import new_request_id
+from appliance.http.request_id import answer_headers
 
 log = logging.getLogger("appliance.http")
 JSON = "application/json"
@@ -85,14 +85,14 @@ def log_unexpected(error: BaseException, request_id: str) -> None:
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Litestar's exception handler for every route."""
-    request_id = request.scope.get("state", {}).get("request_id") or new_request_id()
+    added = answer_headers(request.scope.get("state", {}))
     runtime = getattr(request.app.state, "runtime", None)
     if runtime and not isinstance(error, ApplianceError | HTTPException):
         error = runtime.plugins.on_error(error, None) or error
-    log_unexpected(error, request_id)
+    log_unexpected(error, added["x-request-id"])
     form = getattr(request.scope.get("route_handler"), "opt", {}).get(FORM, OPENAI)
     found = problem(error, runtime.config.auth if runtime else AuthConfig(), form)
-    headers = {**found.headers, "x-request-id": request_id}
+    headers = {**found.headers, **added}
     return Response(found.body, status_code=found.status, media_type=headers.pop("content-type"), headers=headers)
 
 

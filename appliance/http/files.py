@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from litestar import Response
 from litestar.response import Stream
-from sqlalchemy.exc import IntegrityError
 
-from appliance.errors import BadRequest, Conflict, NotFound, RetrievalUnavailable
-from appliance.http.objects import Deleted, file_object
-from appliance.http.requests import HttpRequest, answer, listing, page_of, runtime, tenant_session
+from appliance.errors import BadRequest, NotFound
+from appliance.http.objects import Deleted, FileExpiresAfter, file_object
+from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, runtime, tenant_session
 from appliance.http.uploads import Upload
+from appliance.knowledge.augment import scope_of
+from appliance.knowledge.removal import remove_file
 from appliance.storage import files
-from appliance.storage.ids import new_id, now_us
+from appliance.storage.ids import new_id
 from appliance.storage.tables import File
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 MAX_FILES_PAGE = 10_000
+BATCH_FILE_SECONDS = 30 * 86_400
 _READ_BYTES = 1 << 20
-_DELETE_TRIES = 5
 
 
 async def upload_file(request: HttpRequest) -> Response[bytes]:
@@ -32,18 +34,20 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
     with services.blobs.writer() as writer:
         form = Upload(writer, services.config.server.max_file_bytes)
         await form.read(request.scope["headers"], request.receive)
-        row = File(
-            id=file_id,
-            filename=form.filename or "",
-            purpose=_purpose(form.fields),
-            media_type=form.media_type,
-            bytes=writer.size,
-            sha256="",
-            created_us=now_us(),
-        )
+        purpose = check_purpose(form.fields.get("purpose"))
+        kept = kept_seconds(purpose, _expiry(form.fields))
         try:
             await writer.commit(file_id)
-            row.sha256 = writer.sha256
+            row = files.new(
+                file_id,
+                form.filename or "",
+                purpose,
+                size=writer.size,
+                sha256=writer.sha256,
+                media_type=form.media_type,
+                user=principal(request).user,
+                kept_seconds=kept,
+            )
             async with tenant_session(request) as session:
                 session.add(row)
         except BaseException:
@@ -55,9 +59,10 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
 
 async def list_files(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/files``."""
-    wanted = page_of(request, MAX_FILES_PAGE)
+    wanted = page_of(request, MAX_FILES_PAGE, default=MAX_FILES_PAGE)
     async with tenant_session(request, write=False) as session:
-        rows, more = await files.page(session, wanted, request.query_params.get("purpose"))
+        purpose = request.query_params.get("purpose")
+        rows, more = await files.page(session, wanted, purpose, principal(request).user)
     return answer(listing([file_object(row) for row in rows], [row.id for row in rows], has_more=more))
 
 
@@ -83,49 +88,52 @@ async def download_file(request: HttpRequest) -> Stream:
 
 async def delete_file(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/files/{file_id}``: out of every vector store first, then the row, then the bytes."""
-    row = await _row(request)
-    await _detach(request, row.id)
-    await asyncio.to_thread(runtime(request).blobs.remove, row.id)
+    row, services = await _row(request), runtime(request)
+    scope = scope_of(principal(request))
+    await remove_file(services.database, services.knowledge, services.blobs, scope, row.id)
     return answer(Deleted(id=row.id, object="file"))
-
-
-async def _detach(request: HttpRequest, file_id: str) -> None:
-    """Take a file out of its stores and delete its row; again if it was attached meanwhile."""
-    ingestion = runtime(request).knowledge
-    for _ in range(_DELETE_TRIES):
-        async with tenant_session(request, write=False) as session:
-            store_ids = await files.stores_of(session, file_id)
-        if store_ids and ingestion is None:
-            raise RetrievalUnavailable("the file is in a vector store and retrieval is off; set retrieval.vector_store")
-        for store_id in store_ids:
-            if ingestion is not None:
-                await ingestion.remove_file(store_id, file_id)
-        try:
-            async with tenant_session(request) as session:
-                await files.remove(session, file_id)
-        except IntegrityError:
-            continue
-        return
-    raise Conflict(
-        f"file {file_id} is in a vector store that you may not reach, or is being attached again and again; take it "
-        "out of the store first, or delete it when that is over"
-    )
 
 
 async def _row(request: HttpRequest) -> File:
     async with tenant_session(request, write=False) as session:
-        return await files.get(session, request.path_params["file_id"])
+        return await files.get(session, request.path_params["file_id"], principal(request).user)
 
 
-def _purpose(fields: dict[str, str]) -> str:
-    if any(name.startswith("expires_after") for name in fields):
-        raise BadRequest("expires_after is not supported for files; delete the file instead", param="expires_after")
-    purpose = fields.get("purpose")
+def check_purpose(purpose: str | None) -> str:
+    """The purpose of a new file. Raises BadRequest."""
     if purpose is None:
         raise BadRequest("purpose is required; send assistants", param="purpose", code="missing_required_parameter")
     if purpose not in PURPOSES:
         raise BadRequest(f"purpose must be one of {', '.join(PURPOSES)}", param="purpose")
     return purpose
+
+
+def kept_seconds(purpose: str, wanted: FileExpiresAfter | None) -> int | None:
+    """How long a file is kept; OpenAI's default is thirty days for batches and for ever otherwise."""
+    if wanted is not None:
+        return wanted.seconds
+    return BATCH_FILE_SECONDS if purpose == "batch" else None
+
+
+def _expiry(fields: Mapping[str, str]) -> FileExpiresAfter | None:
+    """``expires_after`` as a form has it: ``expires_after[anchor]`` and ``expires_after[seconds]``."""
+    given: dict[str, Any] = {name: fields[name] for name in fields if name.startswith("expires_after")}
+    if not given:
+        return None
+    for name in given:
+        if name not in ("expires_after[anchor]", "expires_after[seconds]"):
+            raise BadRequest("send expires_after as expires_after[anchor] and expires_after[seconds]", param=name[:64])
+    for name, wanted in (("expires_after[anchor]", "created_at"), ("expires_after[seconds]", "a whole number")):
+        if name not in given:
+            raise BadRequest(f"{name} is required; send {wanted}", param=name, code="missing_required_parameter")
+    if given["expires_after[anchor]"] != "created_at":
+        raise BadRequest("expires_after[anchor] must be created_at", param="expires_after[anchor]")
+    seconds = given["expires_after[seconds]"]
+    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 9 and 3600 <= int(seconds) <= 2_592_000):
+        raise BadRequest(
+            "expires_after[seconds] must be a whole number from 3600 to 2592000", param="expires_after[seconds]"
+        )
+    return FileExpiresAfter(anchor="created_at", seconds=int(seconds))
 
 
 async def _read(path: Path) -> AsyncIterator[bytes]:

@@ -6,6 +6,7 @@ the probes, which carry no data.
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 from litestar.connection import ASGIConnection
@@ -34,6 +35,7 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     raw = cast("list[tuple[bytes, bytes]]", scope["headers"])
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
     state = scope.setdefault("state", {})
+    state["began"] = time.perf_counter()
     state["headers"] = headers
     state["request_id"] = request_id = request_id_of(headers)
     server = runtime(connection).config.server

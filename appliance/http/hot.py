@@ -17,6 +17,7 @@ from litestar.types import Receive, Scope, Send
 from appliance.errors import MethodNotAllowed
 from appliance.http import errors
 from appliance.http.disconnect import ClientGone, ClientWatch
+from appliance.http.request_id import processing_ms
 from appliance.http.requests import read_body
 from appliance.wire import decoder
 
@@ -48,7 +49,7 @@ class Route(ABC):
         """Answer one request."""
         runtime: Runtime = scope["litestar_app"].state.runtime
         request_id: str = scope["state"]["request_id"]
-        reply = Reply(send, request_id, self.form)
+        reply = Reply(send, request_id, self.form, scope["state"]["began"])
         try:
             if cast("Any", scope)["method"] != "POST":
                 raise MethodNotAllowed("this path takes POST only; see GET /openapi.json", allow="POST")
@@ -69,11 +70,12 @@ class Route(ABC):
 class Reply:
     """Writes one answer; knows whether it has begun."""
 
-    __slots__ = ("_form", "_own", "_send", "started")
+    __slots__ = ("_began", "_form", "_own", "_send", "started")
 
-    def __init__(self, send: Send, request_id: str, form: errors.ErrorForm = errors.OPENAI) -> None:
+    def __init__(self, send: Send, request_id: str, form: errors.ErrorForm, began: float) -> None:
         self._send = send
         self._form = form
+        self._began = began
         self._own = [(b"x-request-id", request_id.encode("latin-1"))]
         self.started = False
 
@@ -81,10 +83,13 @@ class Reply:
         """More headers for an answer that has not begun, as those that admitters grant."""
         self._own += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
+    def _added(self) -> list[tuple[bytes, bytes]]:
+        return [*self._own, (b"openai-processing-ms", b"%d" % processing_ms(self._began))]
+
     async def start_stream(self) -> None:
         """Commit to a stream."""
         self.started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *self._own]})
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *self._added()]})
 
     async def send_piece(self, piece: bytes) -> None:
         """One event."""
@@ -97,7 +102,7 @@ class Reply:
     async def send_json(self, payload: bytes, status: int = 200) -> None:
         """A whole JSON answer."""
         self.started = True
-        headers = [JSON_HEADER, (b"content-length", b"%d" % len(payload)), *self._own]
+        headers = [JSON_HEADER, (b"content-length", b"%d" % len(payload)), *self._added()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": payload, "more_body": False})
 
@@ -114,6 +119,6 @@ class Reply:
         """An error body with its status and headers."""
         self.started = True
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found.headers.items()]
-        headers += [(b"content-length", b"%d" % len(found.body)), *self._own]
+        headers += [(b"content-length", b"%d" % len(found.body)), *self._added()]
         await self._send({"type": "http.response.start", "status": found.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": found.body, "more_body": False})

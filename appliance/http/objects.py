@@ -10,6 +10,8 @@ from msgspec import UNSET, UnsetType
 from appliance.knowledge.filters import Scalar
 from appliance.storage.stores import Counts
 from appliance.storage.tables import File, FileBatch, StoreFile, VectorStore
+from appliance.storage.tables.uploads import PendingUpload, UploadPart
+from appliance.storage.uploads import status_of
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -43,6 +45,30 @@ class ExpiresAfter(msgspec.Struct, kw_only=True):
 
     anchor: Literal["last_active_at"]
     days: Annotated[int, msgspec.Meta(ge=1, le=365)]
+
+
+class FileExpiresAfter(msgspec.Struct, kw_only=True):
+    """A file expires so many seconds after it was made: an hour to thirty days."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, msgspec.Meta(ge=3600, le=2_592_000)]
+
+
+class CreateUpload(msgspec.Struct, kw_only=True):
+    """``POST /v1/uploads``."""
+
+    filename: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+    bytes: Annotated[int, msgspec.Meta(ge=1)]
+    mime_type: Annotated[str, msgspec.Meta(max_length=255)]
+    purpose: str
+    expires_after: FileExpiresAfter | None = None
+
+
+class CompleteUpload(msgspec.Struct, kw_only=True):
+    """``POST /v1/uploads/{id}/complete``: the parts in their order; ``md5`` in hex."""
+
+    part_ids: Annotated[list[Id], msgspec.Meta(min_length=1, max_length=10_000)]
+    md5: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{32}$")] | None = None
 
 
 class CreateVectorStore(msgspec.Struct, kw_only=True):
@@ -112,6 +138,29 @@ class FileObject(msgspec.Struct, kw_only=True):
     status: Literal["uploaded", "processed", "error"] = "processed"
     status_details: str | None = None
     expires_at: int | None = None
+
+
+class UploadObject(msgspec.Struct, kw_only=True):
+    """A file that comes in parts; ``file`` is there once it is completed."""
+
+    id: str
+    object: Literal["upload"] = "upload"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: Literal["pending", "completed", "cancelled", "expired"]
+    expires_at: int
+    file: FileObject | None = None
+
+
+class UploadPartObject(msgspec.Struct, kw_only=True):
+    """A part of an upload."""
+
+    id: str
+    object: Literal["upload.part"] = "upload.part"
+    created_at: int
+    upload_id: str
 
 
 class FileCounts(msgspec.Struct, kw_only=True):
@@ -228,8 +277,32 @@ class Deleted(msgspec.Struct, kw_only=True):
 def file_object(row: File) -> FileObject:
     """An uploaded file as the API shows it."""
     return FileObject(
-        id=row.id, bytes=row.bytes, created_at=row.created_us // 10**6, filename=row.filename, purpose=row.purpose
+        id=row.id,
+        bytes=row.bytes,
+        created_at=row.created_us // 10**6,
+        filename=row.filename,
+        purpose=row.purpose,
+        expires_at=row.expires_at,
     )
+
+
+def upload_object(row: PendingUpload, file: File | None = None) -> UploadObject:
+    """An upload as the API shows it."""
+    return UploadObject(
+        id=row.id,
+        bytes=row.bytes,
+        created_at=row.created_us // 10**6,
+        filename=row.filename,
+        purpose=row.purpose,
+        status=cast("Any", status_of(row)),
+        expires_at=row.expires_at,
+        file=file_object(file) if file else None,
+    )
+
+
+def part_object(row: UploadPart) -> UploadPartObject:
+    """A part as the API shows it."""
+    return UploadPartObject(id=row.id, created_at=row.created_us // 10**6, upload_id=row.upload_id)
 
 
 def store_object(row: VectorStore, counts: Counts, now: int) -> VectorStoreObject:

@@ -98,10 +98,10 @@ class Page(msgspec.Struct, frozen=True):
     before: str | None = None
 
 
-def page_of(request: HttpRequest, maximum: int = 100) -> Page:
+def page_of(request: HttpRequest, maximum: int = 100, *, default: int = 20) -> Page:
     """Read ``limit``, ``order``, ``after`` and ``before``. Raises BadRequest naming the parameter."""
     query = request.query_params
-    raw_limit, order = query.get("limit", "20"), query.get("order", "desc")
+    raw_limit, order = query.get("limit", str(default)), query.get("order", "desc")
     if (
         not raw_limit.isascii()
         or not raw_limit.isdigit()

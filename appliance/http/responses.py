@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,7 +11,7 @@ from litestar import Response
 from litestar.types import Scope
 
 from appliance.errors import BadRequest
-from appliance.http import errors
+from appliance.http import errors, idempotency
 from appliance.http.disconnect import ClientGone
 from appliance.http.hot import Reply, Route
 from appliance.http.objects import Deleted
@@ -39,18 +40,39 @@ class ResponsesRoute(Route):
 
     async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
         """Answer at once, as a stream, or with the promise to work on it."""
+        key, caller = scope["state"]["headers"].get(idempotency.HEADER), scope["user"]
+        if key is None:
+            made = await self._make(scope, body, runtime, reply)
+        else:
+            made = await idempotency.once(
+                runtime.database,
+                caller,
+                key,
+                partial(_fingerprint, body),
+                partial(self._make, scope, body, runtime, reply),
+            )
+        if made is not None:
+            reply.add_headers(made.headers)
+            await reply.send_json(made.body)
+
+    async def _make(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> idempotency.Outcome | None:
+        """The answer; ``None`` once it was streamed."""
         service = runtime.responses
         prepared = await service.prepare(self.decode(body), scope["user"])
         call = service.call(prepared, scope["state"]["request_id"], scope["state"]["headers"])
         if prepared.request.background:
             await service.enqueue(prepared)
             runtime.background.wake()
-            await reply.send_json(_encode(prepared.response))
         elif prepared.request.stream:
             await _stream(service, prepared, call, reply)
+            return None
         else:
             await service.generate(prepared, call, _unheard, reply.add_headers)
-            await reply.send_json(_encode(prepared.response))
+        return idempotency.Outcome(_encode(prepared.response), keep=prepared.request.stored)
+
+
+async def _fingerprint(body: bytes) -> str:
+    return idempotency.digest_of("POST", PATH, b"", body)
 
 
 async def _unheard(events: Iterable[Json]) -> None:

@@ -23,6 +23,7 @@ from appliance.http import (
     models,
     objects,
     openapi,
+    part_uploads,
     responses,
     store_files,
     tokens,
@@ -30,6 +31,8 @@ from appliance.http import (
 )
 from appliance.http.errors import FORM
 from appliance.http.guard import ACTION
+from appliance.http.idempotency import idempotent
+from appliance.http.request_id import answer_headers
 from appliance.http.requests import HttpRequest
 from appliance.permissions import PUBLIC
 from appliance.responses.request import ResponsesRequest
@@ -59,6 +62,7 @@ class Entry:
 _hot = {route.path: route for route in (*chat.HOT_ROUTES, responses.RESPONSES_ROUTE, messages.MESSAGES_ROUTE)}
 _FILES, _STORES = "/v1/files", "/v1/vector_stores"
 _FILE, _ONE = f"{_FILES}/{{file_id:str}}", f"{_STORES}/{{vector_store_id:str}}"
+_UPLOAD = "/v1/uploads/{upload_id:str}"
 _MEMBERS, _BATCHES = f"{_ONE}/files", f"{_ONE}/file_batches"
 _MEMBER, _BATCH = f"{_MEMBERS}/{{file_id:str}}", f"{_BATCHES}/{{batch_id:str}}"
 _RESPONSE = "/v1/responses/{response_id:str}"
@@ -174,6 +178,43 @@ TABLE: tuple[Entry, ...] = (
         "DELETE", _FILE, "files.write", "Delete a file", files.delete_file, None, objects.Deleted, audit="files.delete"
     ),
     Entry("GET", f"{_FILE}/content", "files.read", "Download a file", files.download_file, audit="files.download"),
+    Entry(
+        "POST",
+        "/v1/uploads",
+        "files.write",
+        "Begin an upload in parts",
+        part_uploads.create_upload,
+        objects.CreateUpload,
+        objects.UploadObject,
+    ),
+    Entry(
+        "POST",
+        f"{_UPLOAD}/parts",
+        "files.write",
+        "Upload a part",
+        part_uploads.add_part,
+        None,
+        objects.UploadPartObject,
+    ),
+    Entry(
+        "POST",
+        f"{_UPLOAD}/complete",
+        "files.write",
+        "Make a file of the parts",
+        part_uploads.complete_upload,
+        objects.CompleteUpload,
+        objects.UploadObject,
+        audit="uploads.complete",
+    ),
+    Entry(
+        "POST",
+        f"{_UPLOAD}/cancel",
+        "files.write",
+        "Cancel an upload",
+        part_uploads.cancel_upload,
+        None,
+        objects.UploadObject,
+    ),
     Entry(
         "POST",
         _STORES,
@@ -298,18 +339,20 @@ def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
         opt[FORM] = entry.handler.form
         return ASGIRouteHandler(entry.path, opt=opt, copy_scope=False)(entry.handler.__call__)
     handler = audit.reporting(entry.handler, entry.audit) if entry.audit else entry.handler
+    if entry.method == "POST" and entry.action.endswith(".write"):
+        handler = idempotent(handler)
     # RFC 9110 section 9.1: who takes GET takes HEAD; the server leaves out the body.
     methods = ["GET", "HEAD"] if entry.method == "GET" else [entry.method]
-    return HTTPRouteHandler(entry.path, http_method=methods, opt=opt, status_code=200)(_with_id(handler))  # type: ignore[arg-type]
+    return HTTPRouteHandler(entry.path, http_method=methods, opt=opt, status_code=200)(_with_headers(handler))  # type: ignore[arg-type]
 
 
-def _with_id(handler: Handler) -> Handler:
-    """The same handler, its answers carrying the request's id."""
+def _with_headers(handler: Handler) -> Handler:
+    """The same handler, its answers carrying the request's id and how long it took."""
 
     @wraps(handler)
     async def answered(request: HttpRequest) -> Response[Any]:
         response = await handler(request)
-        response.headers["x-request-id"] = request.scope["state"]["request_id"]
+        response.headers.update(answer_headers(request.scope["state"]))
         return response
 
     return answered

@@ -37,6 +37,10 @@ class Upload:
 
     writer: BlobWriter
     limit: int
+    name: str = "file"
+    """The part that holds the file."""
+    too_large: str = "(server.max_file_bytes); split it"
+    """What to say after "the file is over so many bytes"."""
     filename: str | None = None
     media_type: str | None = None
     fields: dict[str, str] = field(default_factory=dict)
@@ -52,18 +56,22 @@ class Upload:
         """
         try:
             parser = self._parser(headers)
-            async for data in _body(receive, self.limit + _OVERHEAD):
+            async for data in self._body(receive):
                 for event in parser.parse(data):
                     await self._take(event)
             parser.close()
         except ParserLimitReached as error:
-            raise BadRequest("the form has too many parts or headers; send one file and purpose") from error
+            raise BadRequest(f"the form has too many parts or headers; send {self.name} once") from error
         except (MultipartError, UnicodeDecodeError) as error:
             raise BadRequest(
-                "the body is not a whole multipart form; send file and purpose as multipart/form-data"
+                f"the body is not a whole multipart form; send {self.name} as multipart/form-data"
             ) from error
         if self.filename is None:
-            raise BadRequest("file is required; send it as a part of multipart/form-data", param="file")
+            raise BadRequest(
+                f"{self.name} is required; send it as a part of multipart/form-data",
+                param=self.name,
+                code="missing_required_parameter",
+            )
 
     def _parser(self, headers: Iterable[tuple[bytes, bytes]]) -> PushMultipartParser:
         found = {name: value.decode("latin-1") for name, value in headers}
@@ -74,7 +82,7 @@ class Upload:
             raise UnsupportedMedia("compressed bodies are not taken; send the file as it is")
         length = found.get(b"content-length", "")
         if length.isdigit() and int(length) > self.limit + _OVERHEAD:
-            raise _too_large(self.limit)
+            raise self._too_large()
         return PushMultipartParser(options["boundary"], max_segment_count=MAX_PARTS, max_header_count=8)
 
     async def _take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
@@ -84,19 +92,21 @@ class Upload:
             self._end()
         elif self._is_file():
             if self.writer.size + len(event) > self.limit:
-                raise _too_large(self.limit)
+                raise self._too_large()
             await self.writer.write(bytes(event))
         else:
             self._text += event
             if len(self._text) > MAX_FIELD_BYTES:
-                raise TooLarge(f"a form field is over {MAX_FIELD_BYTES} bytes; send the file in the part named file")
+                raise TooLarge(
+                    f"a form field is over {MAX_FIELD_BYTES} bytes; send the file in the part named {self.name}"
+                )
 
     def _begin(self, part: MultipartSegment) -> None:
         self._part = part
         self._text.clear()
         if self._is_file():
             if self.filename is not None:
-                raise BadRequest("the form holds two files; upload one at a time", param="file")
+                raise BadRequest("the form holds two files; upload one at a time", param=self.name)
             self.filename = label(part.filename or "")
             self.media_type = _media_type(part.header("Content-Type"))
 
@@ -105,7 +115,24 @@ class Upload:
             self.fields[self._part.name] = self._text.decode("utf-8")
 
     def _is_file(self) -> bool:
-        return self._part is not None and self._part.name == "file"
+        return self._part is not None and self._part.name == self.name
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the file is over {self.limit} bytes {self.too_large}", param=self.name)
+
+    async def _body(self, receive: Receive) -> AsyncIterator[bytes]:
+        """The body's pieces, counted as they come, whatever length was announced."""
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise BadRequest("the upload ended early; send the whole file again")
+            data, more = message.get("body", b""), message.get("more_body", False)
+            size += len(data)
+            if size > self.limit + _OVERHEAD:
+                raise self._too_large()
+            if data:
+                yield data
 
 
 def label(name: str) -> str:
@@ -121,22 +148,3 @@ def label(name: str) -> str:
 def _media_type(value: object) -> str | None:
     text = str(value or "").strip()
     return text if text.isascii() and text.isprintable() and 0 < len(text) <= _MAX_NAME else None
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the file is over {limit} bytes (server.max_file_bytes); split it", param="file")
-
-
-async def _body(receive: Receive, limit: int) -> AsyncIterator[bytes]:
-    """The body's pieces, counted as they come, whatever length was announced."""
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise BadRequest("the upload ended early; send the whole file again")
-        data, more = message.get("body", b""), message.get("more_body", False)
-        size += len(data)
-        if size > limit:
-            raise _too_large(limit - _OVERHEAD)
-        if data:
-            yield data

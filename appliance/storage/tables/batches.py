@@ -9,6 +9,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from appliance.storage.tables.base import Base, Tenanted
 
+UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
+"""The statuses in which somebody works on a batch, or will."""
+
 
 class Batch(Tenanted, Base):
     """A file of requests to be answered. ``user`` as in ``StoredResponse``; times are whole seconds."""

@@ -135,7 +135,16 @@ async def test_o21_an_id_that_is_a_path_is_404(raw, path: str) -> None:
     assert (await raw.get(f"/v1/files/{path}/content")).status_code == 404
 
 
+def _form_with(fields: dict[str, str]) -> bytes:
+    """A good form with more fields."""
+    parts = "".join(
+        f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()
+    )
+    return parts.encode() + GOOD
+
+
 FORM = "multipart/form-data; boundary=b"
+EXPIRY = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
 GOOD = _form(b"a.txt", b"x")
 OPEN = GOOD.replace(b"--b--", b"")
 MALFORMED = {
@@ -148,7 +157,18 @@ MALFORMED = {
     "no boundary": (b"x", "multipart/form-data", 415, None),
     "huge field": (_form(b"a.txt", b"x", purpose=b"x" * 5000), FORM, 413, None),
     "two files": (OPEN + _form(b"b.txt", b"x"), FORM, 400, "file"),
-    "expires_after": (GOOD.replace(b'"purpose"', b'"expires_after[seconds]"'), FORM, 400, "expires_after"),
+    "seconds without anchor": (_form_with({"expires_after[seconds]": "3600"}), FORM, 400, "expires_after[anchor]"),
+    "anchor without seconds": (
+        _form_with({"expires_after[anchor]": "created_at"}),
+        FORM,
+        400,
+        "expires_after[seconds]",
+    ),
+    "too short": (_form_with({**EXPIRY, "expires_after[seconds]": "3599"}), FORM, 400, "expires_after[seconds]"),
+    "too long": (_form_with({**EXPIRY, "expires_after[seconds]": "2592001"}), FORM, 400, "expires_after[seconds]"),
+    "no number": (_form_with({**EXPIRY, "expires_after[seconds]": "1e4"}), FORM, 400, "expires_after[seconds]"),
+    "other anchor": (_form_with({**EXPIRY, "expires_after[anchor]": "now"}), FORM, 400, "expires_after[anchor]"),
+    "as JSON": (_form_with({"expires_after": '{"seconds": 3600}'}), FORM, 400, "expires_after"),
 }
 
 

@@ -1,0 +1,87 @@
+"""Deletes what is over: expired files, uploads never completed, bytes without a row, answers kept long enough."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from appliance.errors import ApplianceError
+from appliance.knowledge.api import Knowledge
+from appliance.knowledge.removal import remove_file
+from appliance.storage import files, idempotency, uploads
+from appliance.storage.blobs import BlobStore
+from appliance.storage.database import Database
+from appliance.storage.sweep import sweep_blobs
+from appliance.types import Scope
+
+log = logging.getLogger("appliance")
+INTERVAL = 60.0
+_EVERY = 60
+"""Rounds between two looks at all blobs."""
+_GROUP = 100
+
+
+class Housekeeper:
+    """Goes round once a minute. Several may do so at once: what one has deleted, the others do not find."""
+
+    def __init__(self, database: Database, blobs: BlobStore, knowledge: Knowledge | None) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._knowledge = knowledge
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to go round."""
+        self._loop = asyncio.create_task(self._go_round())
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+            self._loop = None
+
+    async def _go_round(self) -> None:
+        rounds = 0
+        while True:
+            await self.tidy()
+            if rounds % _EVERY == 0:
+                await _tried(self._sweep_blobs)
+            rounds += 1
+            await asyncio.sleep(INTERVAL)
+
+    async def tidy(self) -> None:
+        """One round."""
+        for chore in (self._remove_files, self._remove_uploads, self._forget_answers):
+            await _tried(chore)
+
+    async def _remove_files(self) -> None:
+        async with self._database.session(write=False) as session:
+            found = await files.expired(session, _GROUP)
+        for tenant, file_id in found:
+            await _tried(partial(remove_file, self._database, self._knowledge, self._blobs, Scope(tenant), file_id))
+
+    async def _remove_uploads(self) -> None:
+        async with self._database.session() as session:
+            parts = await uploads.sweep(session)
+        for part_id in parts:
+            await asyncio.to_thread(self._blobs.remove, part_id)
+
+    async def _forget_answers(self) -> None:
+        async with self._database.session() as session:
+            await idempotency.prune(session)
+
+    async def _sweep_blobs(self) -> None:
+        await sweep_blobs(self._database, self._blobs)
+
+
+async def _tried(chore: Callable[[], Awaitable[None]]) -> None:
+    """A chore that fails is done in the next round; the others do not wait for it."""
+    try:
+        await chore()
+    except ApplianceError as error:
+        log.warning("tidying up waits: %s", error)
+    except Exception:
+        log.exception("tidying up failed")
