@@ -131,6 +131,8 @@ class RetrievalConfig(Strict, frozen=True):
     """Seconds a parser may take for one file."""
     parse_memory: Bytes = 2 * 2**30
     """Bytes of address space a parser may use."""
+    separate_tenants: bool = False
+    """Keep each tenant's vectors in a database or folder of its own."""
     stores: tuple[StoreConfig, ...] = ()
 
 

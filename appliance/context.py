@@ -22,6 +22,8 @@ class AppContext:
     config: Config
     database: Database
     audit: Auditor = field(default_factory=NoAudit)
+    tenant: str | None = None
+    """For vector stores: the one tenant whose vectors are to be kept; ``None`` for those of all."""
     gauges: Gauges = field(default_factory=Gauges)
 
     @property

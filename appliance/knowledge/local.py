@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TypeVar
 
 from appliance.context import AppContext
@@ -17,11 +18,12 @@ from appliance.knowledge.ingest import Ingestor
 from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool
 from appliance.knowledge.searching import Searcher
+from appliance.knowledge.separation import SeparateStores
 from appliance.models.registry import model_spec
 from appliance.models.store import ModelStore, open_store
 from appliance.plugins import Plugins
-from appliance.protocols import Embedder, Reranker, VectorStore
-from appliance.storage import store_files
+from appliance.protocols import Embedder, Reranker, VectorStore, VectorStoreFactory
+from appliance.storage import store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.sweep import sweep_blobs
 from appliance.types import Embeddings, Passage, Scope, Search, StoredChunk
@@ -162,7 +164,7 @@ class LocalKnowledge:
         factory = self._plugins.vector_stores().get(name)
         if factory is None:
             raise ConfigError(f"retrieval.vector_store: no listed plugin provides {name}; list one that does")
-        self._backend = factory(self._context)
+        self._backend = self._store(factory)
         self._held.push_async_callback(self._backend.stop)
         await self._backend.start()
         database, retrieval = self._context.database, self._context.config.retrieval
@@ -180,6 +182,15 @@ class LocalKnowledge:
         self._held.push_async_callback(self._ingestor.stop)
         await self._ingestor.start()
         await sweep_blobs(database, indexer.blobs)
+
+    def _store(self, factory: VectorStoreFactory) -> VectorStore:
+        if not self._context.config.retrieval.separate_tenants:
+            return factory(self._context)
+        return SeparateStores(lambda tenant: factory(replace(self._context, tenant=tenant)), self._tenant_of)
+
+    async def _tenant_of(self, store_id: str) -> str:
+        async with self._context.database.session(write=False) as session:
+            return await stores.tenant_of(session, store_id)
 
     def _indexer(self, backend: VectorStore) -> Indexer:
         config = self._context.config

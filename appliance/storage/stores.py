@@ -136,6 +136,14 @@ async def remove(session: AsyncSession, store_id: str) -> None:
     await session.execute(delete(VectorStore).where(VectorStore.id == store_id))
 
 
+async def tenant_of(session: AsyncSession, store_id: str) -> str:
+    """Whose a store is, for the worker. Raises NotFound."""
+    found = await session.scalar(select(VectorStore.tenant).where(VectorStore.id == store_id))
+    if found is None:
+        raise NotFound(f"no vector store has the id {store_id[:64]!r}", param="vector_store_id")
+    return found
+
+
 async def being_removed(session: AsyncSession) -> Sequence[str]:
     """Ids of stores whose removal was begun."""
     return (await session.scalars(select(VectorStore.id).where(VectorStore.removing.is_(True)))).all()

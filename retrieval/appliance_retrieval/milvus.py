@@ -5,6 +5,9 @@
         uri: http://milvus:19530     # default: the folder milvus.db under data_dir
         token: ${env.MILVUS_TOKEN}   # server only
 
+With ``retrieval.separate_tenants`` each tenant has a folder of its own (in ``milvus`` under data_dir, or in ``uri``),
+or on a server a database of its own.
+
 pymilvus blocks, so every call runs in a thread. Milvus Lite keeps no reader whole while a writer flushes (rows are
 missing for that moment, deleted ones come back), so there one lock a collection keeps them apart; long writes
 are cut into short ones.
@@ -14,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -77,21 +82,31 @@ def make_store(settings: MilvusSettings, context: AppContext) -> VectorStore:
     Raises:
         ConfigError: a token was given for a local folder.
     """
-    uri = settings.uri or str(context.data_dir / "milvus.db")
+    own = "" if context.tenant is None else place_of(context.tenant)
+    uri = settings.uri or str(context.data_dir / ("milvus" if own else "milvus.db"))
     if "://" not in uri:
         uri = str(Path(context.config.folder) / uri)
     if "://" not in uri and settings.token:
         raise ConfigError(
             "plugin.milvus.token: Milvus Lite knows no tokens; remove it or set plugin.milvus.uri to a server"
         )
-    return MilvusStore(uri, run_dir=context.run_dir, token=settings.token, timeout=settings.timeout)
+    if "://" in uri:
+        return MilvusStore(uri, run_dir=context.run_dir, token=settings.token, timeout=settings.timeout, database=own)
+    folders = (str(Path(uri) / own), context.run_dir / own) if own else (uri, context.run_dir)
+    return MilvusStore(folders[0], run_dir=folders[1], timeout=settings.timeout)
+
+
+def place_of(tenant: str) -> str:
+    """A tenant's name as the name of a folder and of a Milvus database; no two tenants share one."""
+    readable = re.sub(r"[^a-z0-9]+", "_", tenant.lower())[:32]
+    return f"t_{readable}_{hashlib.sha256(tenant.encode()).hexdigest()[:16]}"
 
 
 class MilvusStore:
     """``VectorStore`` over pymilvus; ``uri`` is a folder or the address of a server."""
 
-    def __init__(self, uri: str, *, run_dir: Path, token: str = "", timeout: float = 30.0) -> None:
-        self._database = MilvusDatabase(uri, run_dir=run_dir, token=token, timeout=timeout)
+    def __init__(self, uri: str, *, run_dir: Path, token: str = "", timeout: float = 30.0, database: str = "") -> None:
+        self._database = MilvusDatabase(uri, run_dir=run_dir, token=token, timeout=timeout, database=database)
         self._threads: ThreadPoolExecutor | None = None
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 

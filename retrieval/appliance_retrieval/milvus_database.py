@@ -33,10 +33,14 @@ _NOT_FOUND = (4, 100)
 
 
 class MilvusDatabase:
-    """A Milvus Lite folder or a Milvus server; ``lite`` is set for a folder that is open."""
+    """A Milvus Lite folder or a Milvus server; ``lite`` is set for a folder that is open.
 
-    def __init__(self, uri: str, *, run_dir: Path, token: str, timeout: float) -> None:
+    ``database`` names one on the server, made when it is not there; empty for the server's default.
+    """
+
+    def __init__(self, uri: str, *, run_dir: Path, token: str, timeout: float, database: str = "") -> None:
         self._uri, self._run_dir, self._token, self._timeout = uri, run_dir, token, timeout
+        self._name = database
         self.lite: LiteServer | None = None
         self._client: Any = None
         self._dimensions: dict[str, int] = {}
@@ -56,12 +60,19 @@ class MilvusDatabase:
         if "://" not in self._uri:
             self.lite = LiteServer(Path(self._uri), self._run_dir)
         try:
-            self._client = MilvusClient(
-                self.lite.uri if self.lite else self._uri, token=self._token, timeout=self._timeout
-            )
+            address = self.lite.uri if self.lite else self._uri
+            if self._name:
+                self._make_database(MilvusClient(address, token=self._token, timeout=self._timeout))
+            self._client = MilvusClient(address, token=self._token, timeout=self._timeout, db_name=self._name)
         except Exception as error:
             self.disconnect()
             raise StartError(f"Milvus at {self._uri} does not answer; check plugin.milvus.uri and token") from error
+
+    def _make_database(self, client: Any) -> None:
+        """By a client of its own: one that is bound to a database that is not there cannot be made."""
+        if self._name not in client.list_databases():
+            client.create_database(self._name)
+        client.close()
 
     def disconnect(self) -> None:
         """Close what is open."""
@@ -109,7 +120,8 @@ class MilvusDatabase:
         connection = self._client._get_connection()  # the public call sleeps half a second for each index
         for field, config in index_configs("FLAT" if self.lite else "AUTOINDEX").items():
             if field not in present:
-                connection.create_index(collection, field, config, index_name=field, sync=False)
+                context = self._client._generate_call_context()  # names the database
+                connection.create_index(collection, field, config, index_name=field, sync=False, context=context)
 
     def drop(self, collection: str) -> None:
         """Remove a collection."""

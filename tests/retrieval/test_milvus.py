@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import random
+import re
+import socket
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from appliance.knowledge.separation import SeparateStores
 from appliance.plugin import (
     AppContext,
     Config,
@@ -25,7 +30,7 @@ from appliance.plugin import (
     VectorStore,
 )
 from appliance.testing.contracts.vector_store import VectorStoreContract, chunk, vectors
-from appliance_retrieval.milvus import MilvusSettings, MilvusStore, make_store
+from appliance_retrieval.milvus import MilvusSettings, MilvusStore, make_store, place_of
 
 CHUNKS = 30
 """Chunks of each file that ``milvus_writer.py`` writes."""
@@ -38,6 +43,88 @@ class TestMilvusLite(VectorStoreContract):
         await store.start()
         yield store
         await store.stop()
+
+
+@pytest.mark.slow
+class TestMilvusLiteForEachTenant(VectorStoreContract):
+    """The same behind the face that keeps tenants apart."""
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[VectorStore]:
+        async with separate(tmp_path) as store:
+            yield store
+
+
+@asynccontextmanager
+async def separate(folder: Path, uri: str | None = None) -> AsyncIterator[SeparateStores]:
+    """Milvus Lite for each tenant; a collection named ``b...`` is tenant b's, others are tenant a's."""
+    context = AppContext(config=Config(folder=str(folder)), database=cast("Any", None))
+
+    async def tenant_of(collection: str) -> str:
+        return "b" if collection.startswith("b") else "a"
+
+    store = SeparateStores(
+        lambda tenant: make_store(MilvusSettings(uri=uri), dataclasses.replace(context, tenant=tenant)), tenant_of
+    )
+    await store.start()
+    yield store
+    await store.stop()
+
+
+async def test_b5_each_tenants_vectors_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    async with separate(tmp_path) as store:
+        for collection, text in (("a1", "zebrafinch"), ("b1", "wallaby")):
+            await store.create(collection, 2)
+            await store.upsert(collection, [chunk(0, text)], vectors((1, 0)))
+            await store.seal(collection)
+            assert [hit.chunk.text for hit in await store.search_text(collection, text, limit=5, scope=Scope())]
+        folders = {
+            place_of(tenant): {
+                path.name for path in (tmp_path / "data/milvus" / place_of(tenant)).glob("collections/*")
+            }
+            for tenant in ("a", "b")
+        }
+        assert folders == {place_of("a"): {"a1"}, place_of("b"): {"b1"}}
+        await store.drop("b1")
+        assert await store.count("a1") == 1
+    async with separate(tmp_path) as again:
+        assert await again.count("a1") == 1
+        assert await again.count("b1") == 0
+
+
+async def test_b5_on_a_server_each_tenant_has_a_database_of_its_own(tmp_path: Path) -> None:
+    """Milvus Lite's own server, over TCP, in place of a Milvus server: it keeps databases apart, too."""
+    from milvus_lite.adapter.grpc.server import start_server_in_thread
+    from pymilvus import MilvusClient
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server, database, _ = start_server_in_thread(str(tmp_path / "lite"), host="127.0.0.1", port=port)
+    uri = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(2):  # made at first, found afterwards
+            async with separate(tmp_path, uri) as store:
+                for collection in ("a1", "b1"):
+                    await store.create(collection, 2)
+                    await store.upsert(collection, [chunk(0, collection)], vectors((1, 0)))
+                    (found,) = await store.search_dense(collection, vectors((1, 0)), limit=5, scope=Scope())
+                    assert found.chunk.text == collection
+        for tenant in ("a", "b"):
+            client = MilvusClient(uri, db_name=place_of(tenant))
+            assert client.list_collections() == [f"{tenant}1"]
+            client.close()
+    finally:
+        await asyncio.to_thread(server.stop(grace=1).wait)
+        database.close()
+
+
+def test_b10_no_two_tenants_share_a_place_and_no_name_leads_out_of_it() -> None:
+    names = ["team-a", "team_a", "Team A", "TEAM-A", "", "../x", "/x", "x" * 255, "x" * 254, "\u212a", "k", "ü", "u"]
+    places = {place_of(name) for name in names}
+    assert len(places) == len(names)
+    for place in places:
+        assert re.fullmatch(r"t_[a-z0-9_]{1,60}", place)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Store names, leases of others, jobs that never end, and embedding without a vector store."""
 
+import msgspec
 import pytest
 from knowledge_kit import Stack, stack
 from sqlalchemy import update
@@ -8,6 +9,7 @@ from appliance.config import parse
 from appliance.context import AppContext
 from appliance.errors import NotFound, RetrievalUnavailable
 from appliance.knowledge.local import LocalKnowledge
+from appliance.knowledge.separation import SeparateStores
 from appliance.knowledge.stores import StoreDirectory
 from appliance.plugins import Plugins
 from appliance.storage import jobs, stores
@@ -60,6 +62,31 @@ async def test_a_lease_of_another_worker_is_respected_until_it_runs_out(tmp_path
         async with made.database.session(write=False) as session:
             assert not await jobs.due(session)
         assert (await made.settled(store, file)).status == "completed"
+
+
+async def test_b5_separate_tenants_have_a_vector_store_each(tmp_path) -> None:
+    made = Stack(tmp_path, ScriptedEmbedder(), "memory")
+    retrieval = msgspec.structs.replace(made.config.retrieval, separate_tenants=True)
+    config = msgspec.structs.replace(made.config, retrieval=retrieval)
+    made.knowledge = LocalKnowledge(made.plugins, AppContext(config=config, database=made.database))
+    await made.start()
+    kept = {}
+    for tenant in ("default", "b"):
+        store, file = await made.make_store(tenant), await made.upload(f"zebrafinch of {tenant}", tenant=tenant)
+        await made.attach(store, file, tenant)
+        assert (await made.settled(store, file)).status == "completed"
+        found = await made.backend.search_text(store, "zebrafinch", limit=5, scope=Scope(tenant))
+        assert [hit.chunk.text for hit in found] == [f"zebrafinch of {tenant}"]
+        kept[tenant] = store
+    backend = made.backend
+    assert isinstance(backend, SeparateStores)
+    for tenant, store in kept.items():
+        assert await backend._stores[tenant].count(store) == 1
+        assert [await other.count(store) for name, other in backend._stores.items() if name != tenant] == [0]
+    await made.knowledge.remove_store(kept["b"])
+    assert await backend._stores["b"].count(kept["b"]) == 0
+    assert await backend.count(kept["default"]) == 1
+    await made.stop()
 
 
 async def test_without_a_vector_store_texts_can_still_be_embedded(tmp_path) -> None:
