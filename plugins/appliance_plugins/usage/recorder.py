@@ -86,16 +86,24 @@ class UsageRecorder:
 
     async def _book(self, path: Path) -> None:
         """A file is a batch: booked once, whenever and however often this is interrupted and tried again."""
+        sums = await self._read(path)
+        if sums is not None:
+            await self._store.book(path.stem, sums, forget=self._removed)
+            self._removed = []
+            await asyncio.to_thread(self._spool.remove, path)
+            self._removed.append(path.stem)
+        self._spool.drop(path)
+
+    async def _read(self, path: Path) -> dict[UsageKey, UsageSums] | None:
+        """The sums of a file; ``None`` if nothing can be had from it, now or later."""
         try:
-            sums = await asyncio.to_thread(read, path)
+            return await asyncio.to_thread(read, path)
+        except FileNotFoundError:
+            log.debug("%s is gone: an attempt that was interrupted had booked and removed it", path)
         except OSError as error:
             log.warning("usage in %s cannot be read (%s) and is not booked; it is set aside", path, error.strerror)
             await asyncio.to_thread(self._spool.set_aside, path)
-            return
-        await self._store.book(path.stem, sums, forget=self._removed)
-        self._removed = []
-        await asyncio.to_thread(self._spool.remove, path)
-        self._removed.append(path.stem)
+        return None
 
     async def _book_or_warn(self) -> bool:
         try:

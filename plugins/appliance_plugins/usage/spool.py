@@ -85,11 +85,13 @@ class Spool:
             os.fsync(folder)
         finally:
             os.close(folder)
-        self._closed.remove(path)
 
     def set_aside(self, path: Path) -> None:
         """Leave a file that cannot be read to a person, under another name."""
         path.rename(path.with_suffix(".unreadable"))
+
+    def drop(self, path: Path) -> None:
+        """Note that a closed file is gone."""
         self._closed.remove(path)
 
     def _write(self) -> None:

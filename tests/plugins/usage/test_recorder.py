@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -228,6 +229,37 @@ async def test_one_writer_leaves_one_batch_behind_at_most(database: Database, tm
         await recorder.book()
     async with database.session(write=False) as session:
         assert await session.scalar(select(func.count()).select_from(UsageBatch)) == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_booking_that_is_cancelled_while_it_removes_its_file_is_taken_up_again(
+    when: str, database: Database, tmp_path: Path
+) -> None:
+    recorder = recorder_on(database, tmp_path)
+    reached, go_on = threading.Event(), threading.Event()
+    remove = recorder._spool.remove
+
+    def slowly(path: Path) -> None:
+        if when == "after":
+            remove(path)
+        reached.set()
+        assert go_on.wait(10)
+        if when == "before":
+            remove(path)
+
+    recorder._spool.remove = slowly
+    await recorder.record(a_record())
+    booking = asyncio.create_task(recorder.book())
+    await asyncio.to_thread(reached.wait, 10)
+    booking.cancel()  # whoever asked has left; the thread goes on
+    await asyncio.wait([booking])
+    recorder._spool.remove = remove
+    await recorder.record(a_record())
+    await recorder.book()
+    go_on.set()
+    await eventually(lambda: not list((tmp_path / "usage").iterdir()))
+    await recorder.book()
+    assert (await booked(database)).requests == 2
 
 
 async def test_a_file_that_cannot_be_read_holds_up_no_other(

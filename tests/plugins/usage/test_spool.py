@@ -85,6 +85,7 @@ def test_a_removed_file_is_gone(spool: Spool, tmp_path: Path) -> None:
     spool.append(entry())
     path = spool.rotate()
     spool.remove(path)
+    spool.drop(path)
     assert not list((tmp_path / "usage").iterdir())
     assert spool.closed == []
 
