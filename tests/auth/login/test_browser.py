@@ -54,10 +54,12 @@ async def test_A21_the_provider_is_asked_with_pkce_state_nonce_and_the_exact_red
 
 
 async def test_A21_no_token_reaches_the_browser(web: Console) -> None:
-    seen = []
-    for url in (f"{web.url}/auth/login", await web.answer(), f"{web.url}/auth/session"):
+    seen, statuses = [], []
+    for url in (await web.answer(), f"{web.url}/auth/session", f"{web.url}/auth/login"):
         answer = await web.client.get(url)
+        statuses.append(answer.status_code)
         seen.append(answer.text + str(answer.headers.multi_items()))
+    assert statuses == [303, 200, 303]
     assert all("eyJ" not in text and "token" not in text.lower() for text in seen)
 
 
