@@ -139,5 +139,6 @@ def _sweep() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError, ValueError, IndexError):
             pid = (folder / "data" / "postmaster.pid").read_text().split()[0]
-            if not Path(f"/proc/{int(pid)}").exists():
+            # Negative while initdb runs: a server of its own, for which nobody may listen.
+            if not Path(f"/proc/{abs(int(pid))}").exists():
                 shutil.rmtree(folder, ignore_errors=True)
