@@ -6,7 +6,8 @@ that comes back is lifted to the lowest counter among those who wait, so nobody 
 would need a quantum and the cost of a call before it runs; counters take a guess and correct it.
 
 Two things are ours. A call is charged a guess when it starts, which is corrected while it streams and when it is over,
-so that many long answers cannot start on one low counter. And some places are reserved for tenants that have nothing
+so that many long answers cannot start on one low counter; who comes back is lifted to what others were served, not to
+what is guessed of them. And some places are reserved for tenants that have nothing
 running: however long the answers of a flood take, another tenant does not wait for one to end.
 """
 
@@ -24,19 +25,22 @@ _MAX_RETRY_SECONDS = 60.0
 _SMOOTHING = 0.1
 _PRUNE_AT = 1024
 _served = attrgetter("served")
-_by_service = attrgetter("served", "running")
 _order = attrgetter("order")
 
 
 class Flow:
-    """One tenant at one model. ``served`` is its virtual counter: tokens divided by ``weight``."""
+    """One tenant at one model. Its virtual counter has two parts, in tokens divided by ``weight``.
 
-    __slots__ = ("name", "running", "served", "waiting", "weight")
+    ``served`` is what came of the calls that are over, ``charged`` what those that run are charged.
+    """
+
+    __slots__ = ("charged", "name", "running", "served", "waiting", "weight")
 
     def __init__(self, name: str, weight: float = 1.0) -> None:
         self.name = name
         self.weight = weight
         self.served = 0.0
+        self.charged = 0.0
         self.running = 0
         self.waiting: list[Place] = []
 
@@ -61,8 +65,12 @@ class Place:
         self.turn: asyncio.Future[bool] | None = None
         """True when it is this call's turn, false when it had to make room for others."""
 
-    def cost(self, *, over: bool) -> float:
-        """Weighted tokens: a guess at first, a better one while the call runs, the truth once it is ``over``."""
+    def spent(self) -> float:
+        """Weighted tokens that the call has come to so far; the truth once it is over."""
+        raise NotImplementedError
+
+    def expected(self) -> float:
+        """What it will come to: a guess, at least what it has ``spent``."""
         raise NotImplementedError
 
 
@@ -119,8 +127,10 @@ class FairQueue:
         self._seconds += _SMOOTHING * (time.monotonic() - place.began - self._seconds)
         place.began = None
         self._running.remove(place)
-        place.flow.running -= 1
-        _charge(place, over=True)
+        flow = place.flow
+        flow.running -= 1
+        flow.charged = flow.charged - place.charged / flow.weight if flow.running else 0.0
+        flow.served += place.spent() / flow.weight
         self._dispatch()
 
     async def _wait(self, place: Place) -> None:
@@ -151,14 +161,20 @@ class FairQueue:
 
     def _lift(self, flow: Flow) -> None:
         if not flow.waiting:
-            waiting = self._waiting.values()
-            flow.served = max(flow.served, min(map(_served, waiting)) if waiting else self._last.served)
+            flow.served = max(flow.served, self._floor())
+
+    def _floor(self) -> float:
+        """The lowest counter of those who wait, without the guesses at what runs.
+
+        Who was lifted to a guess that is taken back would stand behind those who made it.
+        """
+        return min(map(_served, self._waiting.values()), default=self._last.served)
 
     def _dispatch(self) -> None:
         """Start what may start now."""
         while self._waiting and self._room():
             for place in self._running:
-                _charge(place, over=False)
+                _charge(place)
             flow = min(self._waiting.values(), key=_by_service)
             if flow.running and self.running >= self._max_running:
                 return
@@ -178,7 +194,7 @@ class FairQueue:
         self._running.add(place)
         self._last = place.flow
         place.flow.running += 1
-        _charge(place, over=False)
+        _charge(place)
 
     def _drop(self, newest: Place) -> None:
         """The queue is over-full: the flow with the longest queue for its weight gives up its last place."""
@@ -213,7 +229,7 @@ class FairQueue:
 
     def _prune(self) -> None:
         """Forget flows that are idle and would be lifted anyway; coming back, they are where they would have been."""
-        floor = min(map(_served, self._waiting.values()), default=self._last.served)
+        floor = self._floor()
         self._flows = {
             name: flow
             for name, flow in self._flows.items()
@@ -222,8 +238,12 @@ class FairQueue:
         self._prune_at = max(_PRUNE_AT, 2 * len(self._flows))
 
 
-def _charge(place: Place, *, over: bool) -> None:
-    """Bring what a place was charged to what its call costs as known now."""
-    cost = place.cost(over=over)
-    place.flow.served += (cost - place.charged) / place.flow.weight
+def _charge(place: Place) -> None:
+    """Bring what a place was charged to what its call costs as far as is known now."""
+    cost = place.expected()
+    place.flow.charged += (cost - place.charged) / place.flow.weight
     place.charged = cost
+
+
+def _by_service(flow: Flow) -> tuple[float, int]:
+    return flow.served + flow.charged, flow.running

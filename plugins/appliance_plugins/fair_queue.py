@@ -43,6 +43,8 @@ _CHARACTERS_PER_TOKEN = 4
 _FIRST_GUESS = 128.0
 """Tokens of an answer, before any was seen."""
 _SMOOTHING = 0.1
+_LAST = 2**63
+"""What a call's priority is lowered by when nobody waits for it: below all that can be configured."""
 _QUEUED = ("chat", "completion", "embeddings")
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -105,13 +107,15 @@ class FairQueues:
     def admit(self, call: Call) -> AbstractAsyncContextManager[None]:
         """A lease that waits for the call's turn. Work that is no generation, as a search, does not queue here."""
         queue = self._queue_of.get(call.model) if call.operation in _QUEUED else None
-        return Lease(queue, call, self._flow(call.principal)) if queue else _FREE
+        return Lease(queue, call, self._flow(call)) if queue else _FREE
 
-    def _flow(self, principal: Principal) -> _Flow:
+    def _flow(self, call: Call) -> _Flow:
+        principal = call.principal
         name, weight = principal.tenant, self._settings.weights.get(principal.tenant, 1.0)
         if self._settings.between == "user":  # two parts never run into one another: the length of the first is told
             name = f"{len(name)}:{name}:{principal.user or principal.id}"
-        return _Flow(name, weight, self._priority(principal))
+        priority = self._priority(principal)
+        return _Flow(name, weight, priority - _LAST if call.background else priority)
 
     def _priority(self, principal: Principal) -> int:
         """The key's own, else the highest of its roles'."""
@@ -171,14 +175,20 @@ class Lease(Place):
             self._queue.learn(record.usage.completion_tokens / self._choices)
         self._queue.leave(self)
 
-    def cost(self, *, over: bool) -> float:
-        """What is known of the tokens now, those of the answer weighted."""
+    def spent(self) -> float:
+        """What was read and said so far."""
+        return self._cost(0.0)
+
+    def expected(self) -> float:
+        """An answer of the usual length, or longer if it is so already."""
+        return self._cost(self._output)
+
+    def _cost(self, at_least: float) -> float:
         record = self._record
         if record is None:
-            return self._prompt + OUTPUT_WEIGHT * self._output
+            return self._prompt + OUTPUT_WEIGHT * at_least
         usage = record.usage
-        seen = usage.completion_tokens or record.tokens
-        output = seen if over else max(seen, self._output)
+        output = max(at_least, usage.completion_tokens or record.tokens)
         return (usage.prompt_tokens or self._prompt) + OUTPUT_WEIGHT * output
 
 
