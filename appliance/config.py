@@ -131,6 +131,10 @@ class RetrievalConfig(Strict, frozen=True):
     """Seconds a parser may take for one file."""
     parse_memory: Bytes = 2 * 2**30
     """Bytes of address space a parser may use."""
+    default_access: Literal["public", "owner"] = "public"
+    """Who sees a file in a vector store where the client says nothing: everybody of its tenant, or who put it there."""
+    rewrite_model: str | None = None
+    """Name of a chat model that rewrites the queries of searches that ask for it (``rewrite_query``)."""
     separate_tenants: bool = False
     """Keep each tenant's vectors in a database or folder of its own."""
     stores: tuple[StoreConfig, ...] = ()
@@ -421,6 +425,12 @@ def _check_retrieval(config: Config) -> None:
         raise ConfigError("retrieval.embedder: name the embedding model, an entry of models with embedder set")
     if retrieval.reranker and not retrieval.vector_store:
         raise ConfigError("retrieval.reranker: retrieval is off; set retrieval.vector_store")
+    if retrieval.rewrite_model:
+        model = config.model(retrieval.rewrite_model)
+        if model is None or not (model.engine or model.alias_of) or model.vector_stores:
+            raise ConfigError(
+                f"retrieval.rewrite_model: {retrieval.rewrite_model} must be a chat model without vector_stores"
+            )
     if retrieval.reranker and config.reranking_model() is None:
         raise ConfigError(f"retrieval.reranker: {retrieval.reranker} is not a model with a reranker; name one that is")
     for i, model in enumerate(config.models):

@@ -24,6 +24,7 @@ PERMISSIONS: Mapping[str, str] = {
     "stores.read": "list vector stores and their files",
     "stores.search": "search vector stores, also from a chat",
     "stores.write": "create, fill, change and delete vector stores",
+    "access.manage": "say who may see a document, and manage those of others; searches stay one's own",
     "scores.read": "get scores with search results, and raw vectors",
     "responses.read": "get stored answers",
     "responses.write": "store, cancel and delete answers",
@@ -54,7 +55,7 @@ _ANSWERS = ("responses.*", "batches.*", "docs.read")
 ROLES: Mapping[str, tuple[str, ...]] = {
     "admin": ("*",),
     "operator": ("self.read", "models.*", "metrics.read", "docs.read", "usage.*", "keys.*", "admin"),
-    "knowledge-manager": (*_USE, *_ANSWERS, "files.*", "stores.*"),
+    "knowledge-manager": (*_USE, *_ANSWERS, "files.*", "stores.*", "access.manage"),
     "user": (*_USE, *_ANSWERS, "files.read"),
     "auditor": ("self.read", "audit.read", "usage.*", "models.read", "docs.read"),
 }
@@ -62,7 +63,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 
 SCOPES: Mapping[str, tuple[str, ...]] = {
     "inference": (*_USE, *_ANSWERS),
-    "files": ("self.read", "files.*", "stores.*", "scores.read", "models.read", "docs.read"),
+    "files": ("self.read", "files.*", "stores.*", "access.manage", "scores.read", "models.read", "docs.read"),
     "metrics": ("self.read", "metrics.read", "docs.read"),
     "admin": ("self.read", "admin", "keys.*", "audit.read", "usage.*", "models.read", "docs.read"),
     "*": ("*",),

@@ -38,7 +38,7 @@ from appliance.recording import Recording
 from appliance.streams import cited, observed
 from appliance.telemetry import NoTelemetry
 from appliance.trail import Trail
-from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Passage, Principal, Search
+from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Findings, Passage, Principal, Search
 from appliance.wire import asks_logprobs
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class Answer:
     headers: Mapping[str, str]
     scores: bool
     """Whether the caller may see the passages' scores."""
+    record: CallRecord
+    """What it comes to; its usage is there once the chunks are over."""
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self.chunks
@@ -72,6 +74,8 @@ class Found:
 
     search: Search
     passages: Sequence[Passage]
+    more: bool
+    """Whether more follow."""
     headers: Mapping[str, str]
     scores: bool
     """Whether the caller may see the passages' scores."""
@@ -172,7 +176,7 @@ class Pipeline:
             chunks = cited(call, chunks) if call.passages else chunks
             chunks = await held.enter_async_context(aclosing(chunks))  # type: ignore[type-var]
             scores = bool(call.passages) and await self.may(call.principal, "scores.read", call.model)
-            yield Answer(call, chunks, _headers(admissions), scores)
+            yield Answer(call, chunks, _headers(admissions), scores, record)
 
     async def search(self, call: Call, template: str) -> Found:
         """Take a search of vector stores through its steps. ``call.request`` is the ``Search``, its stores by id.
@@ -184,10 +188,10 @@ class Pipeline:
             call = await self.filters.input(call)
             if self.retriever is None:
                 raise RetrievalUnavailable("retrieval is off; set retrieval.vector_store in the configuration")
-            passages = await self._passages(call, call.request, self.retriever.find, span)
-            record.call = msgspec.structs.replace(call, queries=call.request.queries, passages=tuple(passages))
+            found = await self._findings(call, call.request, self.retriever.find, span)
+            record.call = msgspec.structs.replace(call, queries=call.request.queries, passages=tuple(found.passages))
             scores = await self.may(call.principal, "scores.read", call.model)
-            return Found(call.request, passages, _headers(admissions), scores)
+            return Found(call.request, found.passages, found.more, _headers(admissions), scores)
 
     @asynccontextmanager
     async def work(self, call: Call, template: str) -> AsyncIterator[tuple[Model, Mapping[str, str]]]:
@@ -249,19 +253,21 @@ class Pipeline:
         search = self.retriever.search_of(call, self.models)
         if search is None:
             return call
-        passages = await self._passages(call, search, self.retriever.search, span)
-        return self.retriever.augment(call, passages, search.queries)
+        found = await self._findings(call, search, self.retriever.search, span)
+        return self.retriever.augment(call, found.passages, search.queries)
 
-    async def _passages(
-        self, call: Call, search: Search, find: Callable[[Call, Search], Awaitable[Sequence[Passage]]], span: TraceSpan
-    ) -> Sequence[Passage]:
+    async def _findings(
+        self, call: Call, search: Search, find: Callable[[Call, Search], Awaitable[Findings]], span: TraceSpan
+    ) -> Findings:
         """What a search finds and the filters let pass; the audit log knows before anybody sees it."""
         step = self.telemetry.start_step(span, "retrieval", {"gen_ai.operation.name": "retrieval"})
         try:
-            passages = await self.filters.passages(call, await find(call, search))
+            found = await find(call, search)
+            passages = list(await self.filters.passages(call, found.passages))
             step.set("gen_ai.retrieval.documents.count", len(passages))
-            await self.trail.shown(call.principal, call.operation, search, passages)
-            return passages
+            found = msgspec.structs.replace(found, passages=passages)
+            await self.trail.shown(call.principal, call.operation, search, found)
+            return found
         except BaseException as error:
             step.fail(error)
             raise

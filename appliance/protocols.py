@@ -181,6 +181,9 @@ class VectorStore(Protocol):
     async def set_attributes(self, collection: str, file_id: str, attributes: Attributes) -> None:
         """Replace the attributes of every chunk of a file."""
 
+    async def set_readers(self, collection: str, file_id: str, readers: Sequence[str]) -> None:
+        """Replace who may see the chunks of a file, without their vectors being made anew."""
+
     async def seal(self, collection: str) -> None:
         """Make what was written durable and fast to search. Searches go on meanwhile."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Sequence
 from functools import cached_property
 
 from appliance.audit import ORIGIN, SHOWS_DOCUMENTS, AuditEvent, Details, Verdict
 from appliance.context import AppContext
 from appliance.errors import Forbidden, InvalidCredentials, RequestError, Unauthenticated
-from appliance.types import Passage, Principal, Search
+from appliance.types import Findings, Principal, Search
 
 _REMEMBERED = 10_000
 """Credentials and addresses whose last entry is remembered."""
@@ -59,7 +58,7 @@ class Trail:
         details: Details = {"permission": permission, "scope": error.scope, "roles": list(principal.roles)}
         self._auditor.note(_event(principal, "authorization", "denied", object_, details))
 
-    async def shown(self, principal: Principal, operation: str, search: Search, found: Sequence[Passage]) -> None:
+    async def shown(self, principal: Principal, operation: str, search: Search, found: Findings) -> None:
         """Passages are about to be shown.
 
         Raises:
@@ -68,10 +67,11 @@ class Trail:
         details: Details = {
             "operation": operation,
             "asked": list(search.store_ids),
-            "stores": list(dict.fromkeys(passage.store_id for passage in found)),
+            "stores": list(dict.fromkeys(passage.store_id for passage in found.passages)),
             "queries": [self._hash(query) for query in search.queries],
-            "chunks": [passage.chunk_id for passage in found],
-            "scores": [f"{passage.score:.4f}" for passage in found],
+            "chunks": [passage.chunk_id for passage in found.passages],
+            "scores": [f"{passage.score:.4f}" for passage in found.passages],
+            "denied": found.denied,
         }
         await self.done(principal, "retrieval", ",".join(search.store_ids), details)
 

@@ -18,6 +18,9 @@ from appliance.sse import event_data
 
 Operation: TypeAlias = Literal["chat", "completion", "embeddings", "search", "tokenize"]
 Outcome: TypeAlias = Literal["success", "error", "aborted", "refused"]
+Names: TypeAlias = Annotated[
+    tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=100)
+]
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -62,8 +65,38 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Ids or names of vector stores this caller may reach."""
     allowance: Allowance | None = None
 
+    @property
+    def name(self) -> str:
+        """What ``Access.users`` calls them: the person or service where that is known, else the credential."""
+        return self.user or self.id
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """What may be named for them to see a document: everybody, themselves, their groups."""
+        return ("*", f"user:{self.name}", *(f"group:{group}" for group in self.groups))
+
 
 ANONYMOUS = Principal(id="anonymous")
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may see a file in a vector store: everybody of the tenant if ``public``, else those who are named.
+
+    ``users`` are ``Principal.name``, ``groups`` as the callers' credentials have them.
+    """
+
+    users: Names = ()
+    groups: Names = ()
+    public: bool = False
+
+    @property
+    def readers(self) -> frozenset[str]:
+        """The same as terms of ``StoredChunk.readers``."""
+        named = (*(f"user:{user}" for user in self.users), *(f"group:{group}" for group in self.groups))
+        return frozenset((*named, "*") if self.public else named)
+
+
+PUBLIC_ACCESS = Access(public=True)
 
 
 class Passage(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +128,19 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     ranker: str = "auto"
     text_weight: float = 1.0
     embedding_weight: float = 1.0
+    offset: int = 0
+    """How many of the best are passed over: those of earlier pages."""
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search came to: the passages, best first, and whether more follow.
+
+    ``denied`` counts the chunks in the searched stores that the caller may not see; they took no part in the search.
+    """
+
+    passages: list[Passage] = []
+    more: bool = False
+    denied: int = 0
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +156,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     request: Any
     principal: Principal = ANONYMOUS
     stream: bool = False
+    background: bool = False
+    """Nobody waits for the answer, so others go first."""
     headers: Mapping[str, str] = {}
     queries: tuple[str, ...] = ()
     """What was searched for before the answer; empty where nothing was."""

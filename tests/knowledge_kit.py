@@ -106,7 +106,8 @@ class Stack:
         return found[0]
 
     async def search(self, store_id: str, query: str, **options) -> list[Passage]:
-        return await self.knowledge.search(Search(store_ids=(store_id,), queries=(query,), **options), Scope())
+        found = await self.knowledge.search(Search(store_ids=(store_id,), queries=(query,), **options), Scope())
+        return found.passages
 
 
 async def until(condition: Callable, within: float = 20.0) -> None:

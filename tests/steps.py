@@ -11,7 +11,7 @@ from inline import GeneratorEngine, delta, engine_plugin, provides
 from appliance.config import RetrievalConfig
 from appliance.knowledge.augment import Retriever
 from appliance.plugin import Call, CallRecord, Chunk, Passage, Principal, Scope
-from appliance.types import Search
+from appliance.types import Findings, Search
 
 OWN_MODEL = {"models": [{"name": "m", "engine": "own"}]}
 SEARCHING = {"tools": [{"type": "file_search", "vector_store_ids": ["vs_1"]}]}
@@ -90,9 +90,9 @@ class Steps:
     async def resolve(self, tenant: str, references: Sequence[str]) -> tuple[str, ...]:
         return tuple(references)
 
-    async def search(self, search: Search, scope: Scope) -> list[Passage]:
+    async def search(self, search: Search, scope: Scope) -> Findings:
         await self._at("retrieve")
-        return [PASSAGE]
+        return Findings(passages=[PASSAGE])
 
     async def _accept(self, call: Call) -> None:
         await self._at("generate")

@@ -9,8 +9,9 @@ from appliance.errors import BadRequest
 from appliance.http.objects import AttachFile, CreateFileBatch, batch_object, store_file_object
 from appliance.http.requests import HttpRequest, answer, listing, page_of, read_json, runtime, tenant_session
 from appliance.http.store_files import status_filter
-from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, store_id_of
+from appliance.http.vector_stores import access_of, attach, check_keys, chunk_sizes, knowledge, store_id_of
 from appliance.storage import batches, store_files
+from appliance.types import Access
 from appliance.wire import decoder
 
 _decode = decoder(CreateFileBatch)
@@ -19,10 +20,12 @@ _decode = decoder(CreateFileBatch)
 async def create_batch(request: HttpRequest) -> Response[bytes]:
     """``POST .../file_batches``: all files or, if one is unknown, none."""
     ingestion, store_id = knowledge(request), store_id_of(request)
-    wanted = _files(await read_json(request, _decode), runtime(request).config)
+    body = await read_json(request, _decode)
+    wanted = _files(body, runtime(request).config)
+    accesses = _accesses(body, request)
     async with tenant_session(request) as session:
         for file, sizes in wanted.values():
-            await attach(session, store_id, file, sizes)
+            await attach(session, store_id, file, sizes, accesses[file.file_id])
         batch = batches.add(session, store_id, list(wanted))
         await session.flush()
         found = batch_object(batch, await batches.counts(session, batch))
@@ -56,7 +59,8 @@ async def list_batch_files(request: HttpRequest) -> Response[bytes]:
     async with tenant_session(request, write=False) as session:
         batch = await batches.get(session, store_id, _batch_id(request))
         rows, more = await store_files.page(session, store_id, page, status=status, among=batch.file_ids)
-    return answer(listing([store_file_object(row) for row in rows], [row.file_id for row in rows], has_more=more))
+    found = [store_file_object(row, manages=session.sees_all) for row in rows]
+    return answer(listing(found, [row.file_id for row in rows], has_more=more))
 
 
 def _files(body: CreateFileBatch, config: Config) -> dict[str, tuple[AttachFile, tuple[int, int]]]:
@@ -78,6 +82,15 @@ def _files(body: CreateFileBatch, config: Config) -> dict[str, tuple[AttachFile,
             "the batch names no file; give at least one", param="files" if body.file_ids is None else "file_ids"
         )
     return wanted
+
+
+def _accesses(body: CreateFileBatch, request: HttpRequest) -> dict[str, Access]:
+    """Who is to see each file. Raises BadRequest."""
+    shared = access_of(body.access, request)
+    found = dict.fromkeys(body.file_ids or [], shared)
+    for i, file in enumerate(body.files or []):
+        found.setdefault(file.file_id, access_of(file.access or shared, request, f"files[{i}].access"))
+    return found
 
 
 def _batch_id(request: HttpRequest) -> str:

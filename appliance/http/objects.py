@@ -12,6 +12,7 @@ from appliance.storage.stores import Counts
 from appliance.storage.tables import File, FileBatch, StoreFile, VectorStore
 from appliance.storage.tables.uploads import PendingUpload, UploadPart
 from appliance.storage.uploads import status_of
+from appliance.types import Access
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -78,6 +79,8 @@ class CreateVectorStore(msgspec.Struct, kw_only=True):
     description: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
     file_ids: FileIds | None = None
     chunking_strategy: ChunkingStrategy | None = None
+    access: Access | None = None
+    """Who may see ``file_ids`` (not OpenAI's, like all ``access``)."""
     expires_after: ExpiresAfter | None = None
     metadata: Metadata | None = None
 
@@ -96,12 +99,14 @@ class AttachFile(msgspec.Struct, kw_only=True):
     file_id: Id
     attributes: AttributeMap | None = None
     chunking_strategy: ChunkingStrategy | None = None
+    access: Access | None = None
 
 
 class UpdateStoreFile(msgspec.Struct, kw_only=True):
     """``POST /v1/vector_stores/{id}/files/{file_id}``; null takes all attributes away."""
 
-    attributes: AttributeMap | None
+    attributes: AttributeMap | UnsetType | None = UNSET
+    access: Access | UnsetType = UNSET
 
 
 class CreateFileBatch(msgspec.Struct, kw_only=True):
@@ -111,16 +116,18 @@ class CreateFileBatch(msgspec.Struct, kw_only=True):
     files: Annotated[list[AttachFile], msgspec.Meta(max_length=500)] | None = None
     attributes: AttributeMap | None = None
     chunking_strategy: ChunkingStrategy | None = None
+    access: Access | None = None
 
 
 class SearchVectorStore(msgspec.Struct, kw_only=True):
-    """``POST /v1/vector_stores/{id}/search``. ``rewrite_query`` is accepted; queries are searched as they are."""
+    """``POST /v1/vector_stores/{id}/search``. ``page`` is the ``next_page`` of an earlier answer (not OpenAI's)."""
 
     query: str | list[str]
     filters: dict[str, Any] | None = None
     max_num_results: Annotated[int, msgspec.Meta(ge=1, le=50)] | None = None
     ranking_options: dict[str, Any] | None = None
     rewrite_query: bool | None = None
+    page: str | None = None
 
 
 # -- answers ---------------------------------------------------------------------------------------------
@@ -180,7 +187,7 @@ class VectorStoreObject(msgspec.Struct, kw_only=True):
     object: Literal["vector_store"] = "vector_store"
     created_at: int
     name: str
-    description: str | None
+    description: str | UnsetType = UNSET
     usage_bytes: int
     file_counts: FileCounts
     status: Literal["expired", "in_progress", "completed"]
@@ -209,8 +216,10 @@ class StoreFileObject(msgspec.Struct, kw_only=True):
     last_error: LastError | None
     attributes: dict[str, Scalar]
     chunking_strategy: ChunkingStrategy
-    notes: list[str]
+    notes: list[str] | UnsetType = UNSET
     """What the parser remarked, as pages without text (not OpenAI's)."""
+    access: Access | UnsetType = UNSET
+    """Who may see it, where that is not simply everybody; only for those who manage it (not OpenAI's)."""
 
 
 class FileBatchObject(msgspec.Struct, kw_only=True):
@@ -312,7 +321,7 @@ def store_object(row: VectorStore, counts: Counts, now: int) -> VectorStoreObjec
         id=row.id,
         created_at=row.created_us // 10**6,
         name=row.name,
-        description=row.description,
+        description=row.description or UNSET,
         usage_bytes=counts.usage_bytes,
         file_counts=file_counts(counts),
         status="expired" if expired else "in_progress" if counts.in_progress else "completed",
@@ -334,8 +343,8 @@ def file_counts(counts: Counts) -> FileCounts:
     )
 
 
-def store_file_object(row: StoreFile) -> StoreFileObject:
-    """A file in a vector store as the API shows it."""
+def store_file_object(row: StoreFile, *, manages: bool) -> StoreFileObject:
+    """A file in a vector store as the API shows it, with ``access`` to whoever ``manages`` it."""
     error = LastError(code=row.error_code, message=row.error_message or "") if row.error_code else None
     sizes = StaticChunking(max_chunk_size_tokens=row.chunk_size, chunk_overlap_tokens=row.chunk_overlap)
     return StoreFileObject(
@@ -347,8 +356,14 @@ def store_file_object(row: StoreFile) -> StoreFileObject:
         last_error=error,
         attributes=row.attributes,
         chunking_strategy=ChunkingStrategy(type="static", static=sizes),
-        notes=row.notes,
+        notes=row.notes or UNSET,
+        access=_access(row) if manages and row.readers != ("*",) else UNSET,
     )
+
+
+def _access(row: StoreFile) -> Access:
+    users, groups = ([r.removeprefix(kind) for r in row.readers if r.startswith(kind)] for kind in ("user:", "group:"))
+    return Access(users=tuple(users), groups=tuple(groups), public=row.public)
 
 
 def batch_object(row: FileBatch, counts: Counts) -> FileBatchObject:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -34,10 +34,17 @@ def principal(request: HttpRequest) -> Principal:
     return cast("Principal", request.scope["user"])
 
 
-def tenant_session(request: HttpRequest, *, write: bool = True) -> AbstractAsyncContextManager[TenantSession]:
-    """A transaction on what the caller may reach; the only way for a handler to the database."""
-    caller = principal(request)
-    return runtime(request).database.tenant(caller.tenant, stores=caller.stores, write=write)
+@asynccontextmanager
+async def tenant_session(request: HttpRequest, *, write: bool = True) -> AsyncIterator[TenantSession]:
+    """A transaction on what the caller may reach and see; the only way for a handler to the database.
+
+    Whoever manages access (``access.manage``) sees every document of the tenant in it.
+    """
+    caller, services = principal(request), runtime(request)
+    manages = await services.pipeline.may(caller, "access.manage", request.scope["path"])
+    readers = None if manages else caller.readers
+    async with services.database.tenant(caller.tenant, stores=caller.stores, readers=readers, write=write) as session:
+        yield session
 
 
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
@@ -98,10 +105,10 @@ class Page(msgspec.Struct, frozen=True):
     before: str | None = None
 
 
-def page_of(request: HttpRequest, maximum: int = 100, *, default: int = 20) -> Page:
+def page_of(request: HttpRequest, maximum: int = 100, *, default: int = 20, order: str = "desc") -> Page:
     """Read ``limit``, ``order``, ``after`` and ``before``. Raises BadRequest naming the parameter."""
     query = request.query_params
-    raw_limit, order = query.get("limit", str(default)), query.get("order", "desc")
+    raw_limit, order = query.get("limit", str(default)), query.get("order", order)
     if (
         not raw_limit.isascii()
         or not raw_limit.isdigit()

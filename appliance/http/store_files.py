@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from litestar import Response
+from msgspec import UNSET, UnsetType
 
 from appliance.errors import BadRequest
 from appliance.http.objects import (
@@ -12,12 +13,21 @@ from appliance.http.objects import (
     Deleted,
     FileContent,
     FileStatus,
+    StoreFileObject,
     TextContent,
     UpdateStoreFile,
     store_file_object,
 )
 from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime, tenant_session
-from appliance.http.vector_stores import attach, check_keys, chunk_sizes, knowledge, search_call, store_id_of
+from appliance.http.vector_stores import (
+    access_of,
+    attach,
+    check_keys,
+    chunk_sizes,
+    knowledge,
+    search_call,
+    store_id_of,
+)
 from appliance.knowledge.augment import scope_of
 from appliance.storage import files, store_files
 from appliance.storage.tables import StoreFile
@@ -34,10 +44,11 @@ async def attach_file(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_attach)
     check_keys(body.attributes, "attributes")
     sizes = chunk_sizes(body.chunking_strategy, services.config)
+    access = access_of(body.access, request)
     async with tenant_session(request) as session:
-        row = await attach(session, store_id_of(request), body, sizes)
+        row = await attach(session, store_id_of(request), body, sizes, access)
     ingestion.wake()
-    return answer(store_file_object(row))
+    return answer(store_file_object(row, manages=session.sees_all))
 
 
 async def list_store_files(request: HttpRequest) -> Response[bytes]:
@@ -45,22 +56,30 @@ async def list_store_files(request: HttpRequest) -> Response[bytes]:
     page, status = page_of(request), status_filter(request)
     async with tenant_session(request, write=False) as session:
         rows, more = await store_files.page(session, store_id_of(request), page, status=status)
-    return answer(listing([store_file_object(row) for row in rows], [row.file_id for row in rows], has_more=more))
+    found = [store_file_object(row, manages=session.sees_all) for row in rows]
+    return answer(listing(found, [row.file_id for row in rows], has_more=more))
 
 
 async def get_store_file(request: HttpRequest) -> Response[bytes]:
     """``GET .../files/{file_id}``."""
-    return answer(store_file_object(await _row(request)))
+    return answer(await _shown(request))
 
 
 async def update_store_file(request: HttpRequest) -> Response[bytes]:
-    """``POST .../files/{file_id}``: replace the attributes."""
+    """``POST .../files/{file_id}``: replace the attributes, or who may see it."""
     ingestion = knowledge(request)
     body = await read_json(request, _decode_update)
-    check_keys(body.attributes, "attributes")
+    if body.attributes is UNSET and body.access is UNSET:
+        raise BadRequest("attributes is required, or access", param="attributes")
+    if not isinstance(body.attributes, UnsetType):
+        check_keys(body.attributes, "attributes")
     row = await _row(request)
-    await ingestion.set_attributes(row.store_id, row.file_id, body.attributes or {})
-    return answer(store_file_object(await _row(request)))
+    if not isinstance(body.access, UnsetType):
+        await runtime(request).pipeline.authorize(principal(request), "access.manage", request.scope["path"])
+        await ingestion.set_access(row.store_id, row.file_id, access_of(body.access, request))
+    if not isinstance(body.attributes, UnsetType):
+        await ingestion.set_attributes(row.store_id, row.file_id, body.attributes or {})
+    return answer(await _shown(request))
 
 
 async def detach_file(request: HttpRequest) -> Response[bytes]:
@@ -95,6 +114,12 @@ def status_filter(request: HttpRequest) -> str | None:
     if status is not None and status not in get_args(FileStatus):
         raise BadRequest(f"filter must be one of {', '.join(get_args(FileStatus))}", param="filter")
     return status
+
+
+async def _shown(request: HttpRequest) -> StoreFileObject:
+    async with tenant_session(request, write=False) as session:
+        row = await store_files.get(session, store_id_of(request), request.path_params["file_id"])
+    return store_file_object(row, manages=session.sees_all)
 
 
 async def _row(request: HttpRequest) -> StoreFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from litestar import Response
 from msgspec import UNSET, UnsetType
 
 from appliance.config import Config, check_chunking
-from appliance.errors import BadRequest, ConfigError, RetrievalUnavailable
+from appliance.errors import BadRequest, ConfigError, Conflict, RetrievalUnavailable
 from appliance.http.disconnect import ClientWatch
 from appliance.http.objects import (
     AttachFile,
@@ -30,17 +31,21 @@ from appliance.http.requests import HttpRequest, answer, listing, page_of, princ
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.ranking import parse_ranking
+from appliance.knowledge.rewriting import rewritten
 from appliance.storage import store_files, stores
 from appliance.storage.ids import now
 from appliance.storage.tables import StoreFile, VectorStore
 from appliance.storage.tenancy import TenantSession
-from appliance.types import Call, Passage, Search
+from appliance.types import PUBLIC_ACCESS, Access, Call, Passage, Search
 from appliance.wire import decoder
 
 MAX_KEY = 64
 MAX_QUERIES = 16
 MAX_QUERY_CHARACTERS = 8192
+MAX_ACCESS_BYTES = 8192
+"""What the names in one ``access`` may take together: vector stores keep them with every chunk."""
 _DEFAULT_RESULTS = 10
+_PAGE = re.compile(r"page_([0-9]{1,6})")
 _SEARCH_PATH = "/v1/vector_stores/{vector_store_id}/search"
 _decode_create = decoder(CreateVectorStore)
 _decode_update = decoder(UpdateVectorStore)
@@ -54,6 +59,7 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_create)
     check_keys(body.metadata, "metadata")
     sizes = chunk_sizes(body.chunking_strategy, services.config)
+    access = access_of(body.access, request)
     embedder = services.config.embedding_model()
     row = stores.new(
         body.name or "",
@@ -66,7 +72,7 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
         session.add(row)
         await session.flush()
         for file_id in dict.fromkeys(body.file_ids or []):
-            await attach(session, row.id, AttachFile(file_id=file_id), sizes)
+            await attach(session, row.id, AttachFile(file_id=file_id), sizes, access)
         found = await _object(session, row)
     ingestion.wake()
     return answer(found)
@@ -99,6 +105,8 @@ async def update_store(request: HttpRequest) -> Response[bytes]:
         if not isinstance(body.metadata, UnsetType):
             row.labels = body.metadata or {}
         if not isinstance(body.expires_after, UnsetType):
+            if stores.has_expired(row):
+                raise Conflict(f"vector store {row.id} has expired; make a new one", code="vector_store_expired")
             row.expires_days, row.last_active_at = _days(body.expires_after), now()
         await session.flush()
         return answer(await _object(session, row))
@@ -116,9 +124,13 @@ async def search_store(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/vector_stores/{vector_store_id}/search``."""
     body = await read_json(request, _decode_search)
     queries = _queries(body.query)
+    offset = _offset(body.page)
+    if body.rewrite_query:
+        queries = await rewritten(queries, search_call(request, None), runtime(request))
     wanted = Search(
         store_ids=(store_id_of(request),),
         queries=queries,
+        offset=offset,
         limit=body.max_num_results or _DEFAULT_RESULTS,
         where=parse_filter(body.filters),
         **parse_ranking(body.ranking_options).as_search(),
@@ -126,7 +138,11 @@ async def search_store(request: HttpRequest) -> Response[bytes]:
     async with ClientWatch(request.receive):
         found = await runtime(request).pipeline.search(search_call(request, wanted), _SEARCH_PATH)
     results = [_result(passage, scores=found.scores) for passage in found.passages]
-    return answer(SearchResults(search_query=list(found.search.queries), data=results), headers=found.headers)
+    next_page = f"page_{offset + wanted.limit}" if found.more else None
+    return answer(
+        SearchResults(search_query=list(found.search.queries), data=results, has_more=found.more, next_page=next_page),
+        headers=found.headers,
+    )
 
 
 # -- shared with files of stores ---------------------------------------------------------------------------
@@ -146,7 +162,7 @@ def store_id_of(request: HttpRequest) -> str:
     return store_id
 
 
-def search_call(request: HttpRequest, wanted: Search) -> Call:
+def search_call(request: HttpRequest, wanted: Search | None) -> Call:
     """The search as a call, for limits, filters and records; its model is the one that embeds the question."""
     state, embedder = request.scope["state"], runtime(request).config.embedding_model()
     return Call(
@@ -183,8 +199,20 @@ def check_keys(values: Mapping[str, Any] | None, where: str) -> None:
             )
 
 
-async def attach(session: TenantSession, store_id: str, file: AttachFile, sizes: tuple[int, int]) -> StoreFile:
-    """Put a file into a store and queue its ingestion. Raises NotFound, Conflict."""
+def access_of(given: Access | None, request: HttpRequest, where: str = "access") -> Access:
+    """Who is to see a file: as ``given``, or as ``retrieval.default_access`` has it. Raises BadRequest."""
+    if given is not None:
+        if sum(len(reader.encode()) for reader in given.readers) > MAX_ACCESS_BYTES:
+            raise BadRequest(f"{where}: the names may take {MAX_ACCESS_BYTES} bytes; use groups", param=where)
+        return given
+    owned = runtime(request).config.retrieval.default_access == "owner"
+    return Access(users=(principal(request).name,)) if owned else PUBLIC_ACCESS
+
+
+async def attach(
+    session: TenantSession, store_id: str, file: AttachFile, sizes: tuple[int, int], access: Access
+) -> StoreFile:
+    """Put a file into a store and queue its ingestion. Raises NotFound, Conflict, Forbidden."""
     return await store_files.attach(
         session,
         store_id,
@@ -192,6 +220,7 @@ async def attach(session: TenantSession, store_id: str, file: AttachFile, sizes:
         attributes=file.attributes or {},
         chunk_size=sizes[0],
         chunk_overlap=sizes[1],
+        access=access,
     )
 
 
@@ -205,6 +234,13 @@ async def _object(session: TenantSession, row: VectorStore) -> VectorStoreObject
 
 def _days(expires_after: ExpiresAfter | None) -> int | None:
     return expires_after.days if expires_after else None
+
+
+def _offset(page: str | None) -> int:
+    match = _PAGE.fullmatch(page or "page_0")
+    if match is None:
+        raise BadRequest("page must be the next_page of an earlier answer", param="page")
+    return int(match[1])
 
 
 def _queries(query: str | Sequence[str]) -> tuple[str, ...]:

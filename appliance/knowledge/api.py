@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from appliance.knowledge.filters import Attributes
-from appliance.types import Embeddings, Passage, Scope, Search, StoredChunk
+from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
 
 
 class Knowledge(Protocol):
@@ -26,8 +26,8 @@ class Knowledge(Protocol):
         """True while calls can be answered."""
         ...
 
-    async def search(self, search: Search, scope: Scope) -> list[Passage]:
-        """The best passages of some stores, best first; ``search.store_ids`` are ids.
+    async def search(self, search: Search, scope: Scope) -> Findings:
+        """The best passages of some stores; ``search.store_ids`` are ids.
 
         Raises:
             NotFound: a store does not exist in the tenant.
@@ -47,6 +47,9 @@ class Knowledge(Protocol):
 
     async def set_attributes(self, store_id: str, file_id: str, attributes: Attributes) -> None:
         """Replace a file's attributes in a store, in its row and in its chunks."""
+
+    async def set_access(self, store_id: str, file_id: str, access: Access) -> None:
+        """Replace who may see a file of a store: nobody else from the first moment on, the new ones on return."""
 
     async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
         """All chunks of a file, in order. Raises NotFound, or Conflict while it is not completed."""

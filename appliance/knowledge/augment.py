@@ -17,7 +17,7 @@ from appliance.knowledge.api import Knowledge
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.framing import framed
 from appliance.knowledge.ranking import parse_ranking
-from appliance.types import Call, Passage, Principal, Scope, Search
+from appliance.types import Call, Findings, Passage, Principal, Scope, Search
 from appliance.wire import ChatRequest, FileSearch, Message, invalid_field, message_text, question_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Retriever:
             **parse_ranking(tool.ranking_options or None).as_search(),
         )
 
-    async def search(self, call: Call, search: Search) -> list[Passage]:
+    async def search(self, call: Call, search: Search) -> Findings:
         """Run it within the caller's tenant and rights; only passages that have to do with the question.
 
         Raises:
@@ -68,14 +68,17 @@ class Retriever:
         """
         ids = await self._stores.resolve(scope_of(call.principal), search.store_ids)
         if not search.queries:
-            return []
+            return Findings()
         found = await self._knowledge.search(msgspec.structs.replace(search, store_ids=ids), scope_of(call.principal))
         relevant = [
-            p for p in found if p.similarity is None or p.similarity >= self._config.min_similarity or p.matched
+            p
+            for p in found.passages
+            if p.similarity is None or p.similarity >= self._config.min_similarity or p.matched
         ]
-        return _within(relevant, self._config.max_context_characters)
+        kept = _within(relevant, self._config.max_context_characters)
+        return msgspec.structs.replace(found, passages=kept)
 
-    async def find(self, call: Call, search: Search) -> list[Passage]:
+    async def find(self, call: Call, search: Search) -> Findings:
         """All that a search of stores by id finds within the caller's rights, as the search API gives it."""
         return await self._knowledge.search(search, scope_of(call.principal))
 
@@ -103,8 +106,7 @@ def _is_search(tool: dict[str, Any]) -> bool:
 
 def scope_of(principal: Principal) -> Scope:
     """What a caller may see: everything public in their tenant, their own, and their groups'."""
-    own = ("*", f"user:{principal.id}", *(f"group:{group}" for group in principal.groups))
-    return Scope(tenant=principal.tenant, readers=own, stores=principal.stores)
+    return Scope(tenant=principal.tenant, readers=principal.readers, stores=principal.stores)
 
 
 def _read_tool(tools: list[dict[str, Any]]) -> FileSearch:

@@ -40,6 +40,7 @@ class Written:
     usage_bytes: int
     notes: tuple[str, ...]
     attributes: Mapping[str, Any]
+    readers: tuple[str, ...]
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Indexer:
         document = await self._parse(self.blobs.path(work.file_id), work)
         embedder = self._embedder(work)
         await self._prepare(work, embedder)
-        written = Written(work, 0, 0, document.notes, work.attributes)
+        written = Written(work, 0, 0, document.notes, work.attributes, work.readers)
         for start, end in sections(document.text):
             section = msgspec.structs.replace(document, text=document.text[start:end])
             spans = await asyncio.to_thread(self._split, section, embedder, work)
@@ -146,6 +147,7 @@ def _chunk(work: Work, section: Document, span: Span, position: int, offset: int
         start=offset + span.start,
         end=offset + span.end,
         tenant=work.tenant,
+        readers=work.readers,
         attributes=work.attributes,
     )
 

@@ -20,6 +20,7 @@ from appliance.protocols import VectorStore
 from appliance.storage import jobs, store_files, stores
 from appliance.storage.database import Database
 from appliance.storage.jobs import Work
+from appliance.types import Access
 
 log = logging.getLogger("appliance.ingest")
 IN_FLIGHT = 2
@@ -46,6 +47,7 @@ class Ingestor:
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._sealer = Sealer(database, backend, lambda: not self._running)
         self._claiming = asyncio.Lock()
+        self._updating = asyncio.Lock()
         self._woken = asyncio.Event()
         self._renewed = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -55,6 +57,7 @@ class Ingestor:
         async with self._database.session() as session:
             await jobs.reclaim(session, self._owner)
         await self._finish_removals()
+        await self._finish_updates()
         self._sealer.start()
         self._task = asyncio.create_task(self._run(), name="ingestor")
 
@@ -102,9 +105,26 @@ class Ingestor:
         """See ``Knowledge.set_attributes``; a file that is being written gets them before it is completed."""
         async with self._database.session() as session:
             await store_files.set_attributes(session, store_id, file_id, attributes)
-        if (store_id, file_id) not in self._running:
-            await self._backend.set_attributes(store_id, file_id, attributes)
+        await self._update_chunks(store_id, file_id)
+
+    async def set_access(self, store_id: str, file_id: str, access: Access) -> None:
+        """See ``Knowledge.set_access``; searches look at the row too, so whoever lost the right has lost it at once."""
+        async with self._database.session() as session:
+            await store_files.set_access(session, store_id, file_id, access)
+        await self._update_chunks(store_id, file_id)
+
+    async def _update_chunks(self, store_id: str, file_id: str) -> None:
+        """Give the chunks what the row says; those being written get it before their file is completed."""
+        async with self._updating:  # an older row must not be written over a newer one
+            async with self._database.session(write=False) as session:
+                row = await store_files.find(session, store_id, file_id)
+            if row is None or row.status != "completed":
+                return
+            await self._backend.set_attributes(store_id, file_id, row.attributes)
+            await self._backend.set_readers(store_id, file_id, row.readers)
             await self._backend.seal(store_id)
+            async with self._database.session() as session:
+                await store_files.fresh(session, row)
 
     async def _drop(self, keys: Collection[Key]) -> None:
         """End the work on files and delete their chunks; after this no late chunk can appear."""
@@ -130,6 +150,13 @@ class Ingestor:
             await _logged(self.remove_store(store_id))
         for key in keys:
             await _logged(self.remove_file(*key))
+
+    async def _finish_updates(self) -> None:
+        """Changes of attributes and readers that a crash kept from the chunks."""
+        async with self._database.session(write=False) as session:
+            keys = await store_files.stale(session)
+        for key in keys:
+            await _logged(self._update_chunks(*key))
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -250,8 +277,8 @@ class Ingestor:
                 return
 
 
-async def _logged(removal: Awaitable[None]) -> None:
+async def _logged(work: Awaitable[None]) -> None:
     try:
-        await removal
+        await work
     except RequestError as error:
-        log.warning("a removal that was cut short cannot be finished: %s; repeat the DELETE", error)
+        log.warning("a change that was cut short cannot be finished: %s; repeat it", error)

@@ -26,7 +26,7 @@ from appliance.protocols import Embedder, Reranker, VectorStore, VectorStoreFact
 from appliance.storage import store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.sweep import sweep_blobs
-from appliance.types import Embeddings, Passage, Scope, Search, StoredChunk
+from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
 
 log = logging.getLogger("appliance.knowledge")
 _PAGE_CHUNKS = 1000
@@ -79,7 +79,7 @@ class LocalKnowledge:
         self._ready = False
         await self._held.aclose()
 
-    async def search(self, search: Search, scope: Scope) -> list[Passage]:
+    async def search(self, search: Search, scope: Scope) -> Findings:
         """See ``Knowledge``."""
         return await _present(self._searcher).search(search, scope)
 
@@ -102,10 +102,16 @@ class LocalKnowledge:
         """See ``Knowledge``."""
         await _present(self._ingestor).set_attributes(store_id, file_id, attributes)
 
+    async def set_access(self, store_id: str, file_id: str, access: Access) -> None:
+        """See ``Knowledge``."""
+        await _present(self._ingestor).set_access(store_id, file_id, access)
+
     async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
         """See ``Knowledge``."""
         backend = _present(self._backend)
-        async with self._context.database.tenant(scope.tenant, stores=scope.stores, write=False) as session:
+        async with self._context.database.tenant(
+            scope.tenant, stores=scope.stores, readers=scope.readers, write=False
+        ) as session:
             row = await store_files.get(session, store_id, file_id)
         if row.status != "completed" or row.removing:
             raise Conflict(f"file {file_id} is {row.status}; its content is there once it is completed")

@@ -9,7 +9,7 @@ import msgspec
 from appliance import errors
 from appliance.errors import RequestError, RetrievalUnavailable
 from appliance.knowledge.filters import Scalar, parse_filter
-from appliance.types import Scope, Search
+from appliance.types import PUBLIC_ACCESS, Access, Scope, Search
 
 MEDIA_TYPE = "application/msgpack"
 FAILED = 500
@@ -32,6 +32,7 @@ class SearchMessage(msgspec.Struct):
     ranker: str
     text_weight: float
     embedding_weight: float
+    offset: int
 
     @classmethod
     def of(cls, search: Search, scope: Scope) -> SearchMessage:
@@ -53,11 +54,12 @@ class EmbedMessage(msgspec.Struct):
 
 
 class FileMessage(msgspec.Struct):
-    """A file of a store, for ``remove_file``, ``set_attributes`` and ``content``."""
+    """A file of a store, for ``remove_file``, ``set_attributes``, ``set_access`` and ``content``."""
 
     store_id: str
     file_id: str
     attributes: dict[str, Scalar] = {}
+    access: Access = PUBLIC_ACCESS
     scope: Scope = Scope()
 
 

@@ -34,7 +34,7 @@ from appliance.knowledge.messages import (
 )
 from appliance.processes.backoff import Backoff
 from appliance.processes.child import Child, ChildFailed
-from appliance.types import Embeddings, Passage, Scope, Search, StoredChunk
+from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
 from appliance.upstream import Upstream, UpstreamError
 
 RESTART_SECONDS = 10.0
@@ -97,9 +97,9 @@ class RemoteKnowledge:
         await self._child.stop()
         await self._upstream.aclose()
 
-    async def search(self, search: Search, scope: Scope) -> list[Passage]:
+    async def search(self, search: Search, scope: Scope) -> Findings:
         """See ``Knowledge``."""
-        return await self._call("/search", SearchMessage.of(search, scope), list[Passage])
+        return await self._call("/search", SearchMessage.of(search, scope), Findings)
 
     async def embed(self, model: str, inputs: Sequence[str | Sequence[int]]) -> Embeddings:
         """See ``Knowledge``."""
@@ -118,6 +118,10 @@ class RemoteKnowledge:
         """See ``Knowledge``."""
         message = FileMessage(store_id, file_id, attributes=dict(attributes))
         await self._call("/set_attributes", message, type(None))
+
+    async def set_access(self, store_id: str, file_id: str, access: Access) -> None:
+        """See ``Knowledge``."""
+        await self._call("/set_access", FileMessage(store_id, file_id, access=access), type(None))
 
     async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
         """See ``Knowledge``."""

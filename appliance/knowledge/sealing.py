@@ -116,6 +116,7 @@ class Sealer:
                 todo = await self._complete(todo)
                 for written in todo:
                     await self._backend.set_attributes(*written.work.key, written.attributes)
+                    await self._backend.set_readers(*written.work.key, written.readers)
         except ApplianceError as error:
             log.warning("sealing %s failed and is tried again: %s", store_id, error)
         except Exception:
@@ -123,7 +124,7 @@ class Sealer:
         return todo
 
     async def _complete(self, group: Sequence[Written]) -> list[Written]:
-        """Report all that are still wanted, in one transaction; returns those whose attributes changed meanwhile."""
+        """Report all that are still wanted, in one transaction; returns those whose row changed meanwhile."""
         stale: list[Written] = []
         async with self._database.session() as session:
             for written in group:
@@ -132,8 +133,8 @@ class Sealer:
                     continue  # being removed; or an earlier try of this group went through
                 if row.status == "cancelled":
                     await jobs.put_back(session, written.work, delay=0, counted=False)  # to be cleaned up
-                elif row.attributes != written.attributes:
-                    written.attributes = row.attributes
+                elif (row.attributes, row.readers) != (written.attributes, written.readers):
+                    written.attributes, written.readers = row.attributes, row.readers
                     stale.append(written)
                 else:
                     await jobs.complete(

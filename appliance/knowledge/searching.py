@@ -15,7 +15,7 @@ from appliance.protocols import Reranker, VectorStore
 from appliance.storage import store_files, stores
 from appliance.storage.database import Database
 from appliance.storage.tables import VectorStore as StoreRow
-from appliance.types import Hit, Passage, Scope, Search
+from appliance.types import Findings, Hit, Passage, Scope, Search
 
 Ranking: TypeAlias = list[tuple[str, Hit]]
 """Hits with their store ids, best first: what one leg found for one query in all stores."""
@@ -42,19 +42,23 @@ class Searcher:
     reranker: Reranker | None = None
     rerank_candidates: int = 20
 
-    async def search(self, search: Search, scope: Scope) -> list[Passage]:
+    async def search(self, search: Search, scope: Scope) -> Findings:
         """See ``Knowledge.search``."""
-        rows = await self._stores(search, scope)
+        rows, denied = await self._stores(search, scope)
         if not rows:
-            return []
+            return Findings()
         dense, text = await asyncio.gather(self._dense(search, scope, rows), self._text(search, scope, rows))
         found = _collect(dense, text)
         scores = _scores(search, dense, text, found)
-        async with self.database.tenant(scope.tenant, write=False) as session:
+        # The queries saw to the readers; looking again makes a right that was taken away hold at once, while the
+        # chunks are being changed.
+        async with self.database.tenant(scope.tenant, readers=scope.readers, write=False) as session:
             file_ids = {item.hit.chunk.file_id for item in found.values()}
             names = await store_files.filenames(session, rows.keys(), file_ids)
         passages = await self._reranked(search, _passages(scores, found, names))
-        return [passage for passage in passages if passage.score >= search.score_threshold][: search.limit]
+        fit = [passage for passage in passages if passage.score >= search.score_threshold]
+        end = search.offset + search.limit
+        return Findings(passages=fit[search.offset : end], more=len(fit) > end, denied=denied)
 
     async def _reranked(self, search: Search, passages: list[Passage]) -> list[Passage]:
         """Only what was reranked is returned: its scores do not compare with those of the fusion."""
@@ -63,16 +67,20 @@ class Searcher:
         best = passages[: max(self.rerank_candidates, search.limit)]
         return await rerank(self.reranker, search.queries, best)
 
-    async def _stores(self, search: Search, scope: Scope) -> dict[str, StoreRow]:
-        """The stores, if the caller may reach them all; one that never held a chunk has nothing to search."""
+    async def _stores(self, search: Search, scope: Scope) -> tuple[dict[str, StoreRow], int]:
+        """The stores, if the caller may reach them all, and how many chunks in them the caller may not see.
+
+        One that never held a chunk has nothing to search.
+        """
         async with self.database.tenant(scope.tenant, stores=scope.stores, write=False) as session:
             ids = dict.fromkeys(search.store_ids)
             rows = [await stores.get_usable(session, store_id) for store_id in ids]
+            denied = await store_files.hidden_chunks(session, ids, scope.readers)
         stale = [row.id for row in rows if stores.is_stale(row)]
         if stale:
             async with self.database.tenant(scope.tenant) as session:
                 await stores.touch(session, stale)
-        return {row.id: row for row in rows if row.fingerprint is not None}
+        return {row.id: row for row in rows if row.fingerprint is not None}, denied
 
     async def _dense(self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]) -> list[Ranking]:
         used = {store_id: embedder_of(row, self.embedders) for store_id, row in rows.items()}

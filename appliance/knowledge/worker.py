@@ -68,6 +68,7 @@ class WorkerApp:
                 FileMessage,
                 lambda m: knowledge.set_attributes(m.store_id, m.file_id, m.attributes),
             ),
+            "/set_access": (FileMessage, lambda m: knowledge.set_access(m.store_id, m.file_id, m.access)),
             "/content": (FileMessage, lambda m: knowledge.content(m.store_id, m.file_id, m.scope)),
         }
 

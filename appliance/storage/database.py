@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +26,7 @@ from appliance.storage.tenancy import TenantSession
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
-HEAD = "0008"
+HEAD = "0010"
 """The schema revision this code works with; the newest file in ``migrations/versions``."""
 BUSY_SECONDS = 15.0
 """How long a statement waits for a lock that another transaction holds."""
@@ -74,13 +74,19 @@ class Database:
 
     @asynccontextmanager
     async def tenant(
-        self, tenant: str, *, stores: frozenset[str] | None = None, write: bool = True
+        self,
+        tenant: str,
+        *,
+        stores: frozenset[str] | None = None,
+        readers: Collection[str] | None = None,
+        write: bool = True,
     ) -> AsyncIterator[TenantSession]:
         """A transaction in which one tenant's rows are all there is; otherwise as ``session``.
 
-        ``stores`` narrows it further to the vector stores of these ids or names, ``None`` does not.
+        ``stores`` narrows it further to the vector stores of these ids or names, ``readers`` to the documents that
+        one of these may see (``Principal.readers``); ``None`` does not.
         """
-        info = {"tenant": tenant, "stores": stores}
+        info = {"tenant": tenant, "stores": stores, "readers": None if readers is None else frozenset(readers)}
         async with self._transaction(
             lambda bind: TenantSession(bind, expire_on_commit=False, info=info), write
         ) as made:

@@ -29,6 +29,7 @@ class Work:
     status: str
     attempts: int
     attributes: Mapping[str, Any]
+    readers: tuple[str, ...]
     chunk_size: int
     chunk_overlap: int
     filename: str
@@ -72,6 +73,7 @@ def _work(job: Job, file: StoreFile, upload: File, store: VectorStore) -> Work:
         status=file.status,
         attempts=job.attempts,
         attributes=file.attributes,
+        readers=file.readers,
         chunk_size=file.chunk_size,
         chunk_overlap=file.chunk_overlap,
         filename=upload.filename,
@@ -111,7 +113,13 @@ async def put_back(session: AsyncSession, work: Work, *, delay: float, counted: 
 
 async def complete(session: AsyncSession, work: Work, *, chunks: int, usage_bytes: int, notes: Sequence[str]) -> None:
     """Report a file as completed, unless it was cancelled or removed meanwhile."""
-    values = {"status": "completed", "chunks": chunks, "usage_bytes": usage_bytes, "notes": list(notes)}
+    values = {
+        "status": "completed",
+        "chunks": chunks,
+        "usage_bytes": usage_bytes,
+        "notes": list(notes),
+        "stale": False,
+    }
     await _end(session, work, values)
 
 

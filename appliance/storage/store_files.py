@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from appliance.errors import NotFound
+from appliance.errors import Forbidden, NotFound
 from appliance.storage import files, paging, stores
 from appliance.storage.ids import now_us
-from appliance.storage.tables import File, Job, StoreFile
-from appliance.storage.tenancy import TenantSession
+from appliance.storage.tables import File, FileReader, Job, StoreFile
+from appliance.storage.tenancy import TenantSession, shown_to
+from appliance.types import PUBLIC_ACCESS, Access
 
 
 async def attach(
@@ -23,6 +24,7 @@ async def attach(
     attributes: Mapping[str, Any],
     chunk_size: int,
     chunk_overlap: int,
+    access: Access = PUBLIC_ACCESS,
 ) -> StoreFile:
     """Put a file into a store and queue its ingestion; a file that is in it already stays as it is.
 
@@ -31,9 +33,14 @@ async def attach(
 
     Raises:
         NotFound: no such store or file. Conflict: the store has expired or is being deleted.
+        Forbidden: another store holds the file for some readers only, and this session is kept to what one may see.
     """
     store = await stores.get_usable(session, store_id, lock=True)
-    await files.get(session, file_id, keep=True)
+    file = await files.get(session, file_id, keep=True)
+    if file.restricted and not session.sees_all:
+        raise Forbidden(
+            f"file {file_id} is for certain readers; putting it into another store needs the permission access.manage"
+        )
     if existing := await find(session, store_id, file_id):
         return existing
     moment = now_us()
@@ -49,10 +56,15 @@ async def attach(
         usage_bytes=0,
         notes=[],
         removing=False,
+        stale=False,
+        public=access.public,
         created_us=moment,
+        shares=_shares(session.tenant, store_id, file_id, access),
     )
     session.add(row)
     await session.flush()
+    if not access.public:
+        await session.execute(update(File).where(File.id == file_id).values(restricted=True))
     session.add(Job(store_id=store_id, file_id=file_id, version=moment, attempts=0, not_before=0, lease_expires=0))
     await stores.touch(session, [store.id])
     return row
@@ -100,7 +112,49 @@ async def filenames(
 
 async def set_attributes(session: AsyncSession, store_id: str, file_id: str, attributes: Mapping[str, Any]) -> None:
     """Replace a file's attributes in a store."""
-    await session.execute(_one(update(StoreFile), store_id, file_id).values(attributes=dict(attributes)))
+    await session.execute(_one(update(StoreFile), store_id, file_id).values(attributes=dict(attributes), stale=True))
+
+
+async def set_access(session: AsyncSession, store_id: str, file_id: str, access: Access) -> None:
+    """Replace who may see a file of a store, and with it who may get the file by itself."""
+    row = await find(session, store_id, file_id)
+    if row is None:
+        return
+    row.public, row.stale = access.public, True
+    wanted = {share.reader: share for share in _shares(row.tenant, store_id, file_id, access)}
+    kept = [share for share in row.shares if wanted.pop(share.reader, None) is not None]
+    row.shares = [*kept, *wanted.values()]
+    await session.flush()
+    closed = select(StoreFile.file_id).where(StoreFile.file_id == file_id, StoreFile.public.is_(False))
+    await session.execute(update(File).where(File.id == file_id).values(restricted=closed.exists()))
+
+
+def _shares(tenant: str, store_id: str, file_id: str, access: Access) -> list[FileReader]:
+    readers = sorted(access.readers - {"*"})
+    return [FileReader(tenant=tenant, store_id=store_id, file_id=file_id, reader=reader) for reader in readers]
+
+
+async def fresh(session: AsyncSession, seen: StoreFile) -> None:
+    """The chunks have attributes and readers as they were ``seen``; unless those changed meanwhile, nothing is due."""
+    row = await find(session, seen.store_id, seen.file_id)
+    if row and (row.version, row.attributes, row.readers) == (seen.version, seen.attributes, seen.readers):
+        row.stale = False
+
+
+async def stale(session: AsyncSession) -> Sequence[tuple[str, str]]:
+    """Store and file ids of completed files whose chunks do not have their attributes and readers yet."""
+    query = select(StoreFile.store_id, StoreFile.file_id).where(
+        StoreFile.stale.is_(True), StoreFile.status == "completed"
+    )
+    return [(store_id, file_id) for store_id, file_id in await session.execute(query)]
+
+
+async def hidden_chunks(session: TenantSession, store_ids: Collection[str], readers: Collection[str]) -> int:
+    """How many chunks of these stores nobody with these reader terms may see."""
+    query = select(func.coalesce(func.sum(StoreFile.chunks), 0)).where(
+        StoreFile.store_id.in_(store_ids), StoreFile.public.is_(False), ~shown_to(readers)
+    )
+    return int(await session.scalar(query) or 0)
 
 
 async def begin_removal(session: AsyncSession, store_id: str, file_id: str) -> None:

@@ -71,9 +71,14 @@ async def get_usable(session: TenantSession, store_id: str, *, lock: bool = Fals
     store = await get(session, store_id, lock=lock)
     if store.removing:
         raise Conflict(f"vector store {store.id} is being deleted; repeat the DELETE if it does not go")
-    if store.expires_at is not None and store.expires_at <= now():
+    if has_expired(store):
         raise Conflict(f"vector store {store.id} has expired; make a new one", code="vector_store_expired")
     return store
+
+
+def has_expired(store: VectorStore) -> bool:
+    """Whether it has not been used for as long as it was made to last: nothing brings it back."""
+    return store.expires_at is not None and store.expires_at <= now()
 
 
 async def by_name(session: TenantSession, name: str) -> VectorStore | None:

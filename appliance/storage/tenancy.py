@@ -2,20 +2,22 @@
 
 The condition is added here, below every query, so that no caller can forget it: to the entities of a statement, to
 those it joins, to its subqueries, to ``get``, and to updates and deletes. New rows are stamped. What cannot be
-narrowed (SQL as text, statements on bare tables, inserts and updates by values) is refused.
+narrowed (SQL as text, statements on bare tables, inserts and updates by values) is refused. In the same way a session
+can be kept to some vector stores, and to the documents that somebody may see.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, event, or_, select
+from sqlalchemy import ColumnElement, event, exists, false, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction, with_loader_criteria
 from sqlalchemy.sql.base import ExecutableOption
 
 from appliance.errors import Forbidden
-from appliance.storage.tables import FileBatch, StoreFile, Tenanted, VectorStore
+from appliance.storage.tables import File, FileBatch, FileReader, StoreFile, Tenanted, VectorStore
 
 _REFUSED = "only ORM statements run in a tenant's session; this one cannot be kept to the tenant"
 
@@ -38,6 +40,11 @@ class TenantSession(AsyncSession):
         """Whose rows it sees."""
         return str(self.info["tenant"])
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether it is kept to no readers' documents."""
+        return self.info["readers"] is None
+
 
 @event.listens_for(_NarrowedSession, "do_orm_execute")
 def _narrow(state: ORMExecuteState) -> None:
@@ -45,7 +52,8 @@ def _narrow(state: ORMExecuteState) -> None:
     if not state.is_orm_statement or state.is_from_statement or by_values:
         raise RuntimeError(_REFUSED)
     info = state.session.info
-    state.statement = state.statement.options(_own(info["tenant"]), *_reachable(info["stores"]))
+    options = _own(info["tenant"]), *_reachable(info["stores"]), *_shown(info["readers"])
+    state.statement = state.statement.options(*options)
 
 
 def _own(tenant: str) -> ExecutableOption:
@@ -64,6 +72,27 @@ def _reachable(stores: frozenset[str] | None) -> list[ExecutableOption]:
         with_loader_criteria(StoreFile, StoreFile.store_id.in_(inside), include_aliases=True),
         with_loader_criteria(FileBatch, FileBatch.store_id.in_(inside), include_aliases=True),
     ]
+
+
+def _shown(readers: frozenset[str] | None) -> list[ExecutableOption]:
+    """For callers who may see some documents only: those that name one of their ``readers``."""
+    if readers is None:
+        return []
+    shared = exists().where(FileReader.file_id == File.id, FileReader.reader.in_(readers))
+    return [
+        with_loader_criteria(StoreFile, shown_to(readers), include_aliases=True),
+        with_loader_criteria(File, or_(File.restricted.is_(False), shared), include_aliases=True),
+    ]
+
+
+def shown_to(readers: Collection[str]) -> ColumnElement[bool]:
+    """Whether a ``StoreFile`` may be seen by somebody with these reader terms."""
+    shared = exists().where(
+        FileReader.store_id == StoreFile.store_id,
+        FileReader.file_id == StoreFile.file_id,
+        FileReader.reader.in_(readers),
+    )
+    return or_(StoreFile.public if "*" in readers else false(), shared)
 
 
 def _named(stores: frozenset[str]) -> ColumnElement[bool]:

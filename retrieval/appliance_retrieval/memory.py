@@ -95,6 +95,12 @@ class MemoryStore:
             if row.chunk.file_id == file_id:
                 row.chunk = msgspec.structs.replace(row.chunk, attributes=dict(attributes))
 
+    async def set_readers(self, collection: str, file_id: str, readers: Sequence[str]) -> None:
+        """Replace who may see the chunks of a file."""
+        for row in self._rows(collection):
+            if row.chunk.file_id == file_id:
+                row.chunk = msgspec.structs.replace(row.chunk, readers=tuple(readers))
+
     async def seal(self, collection: str) -> None:
         """Nothing to do."""
 

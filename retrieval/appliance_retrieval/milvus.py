@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from appliance.plugin import (
     AppContext,
@@ -155,11 +156,17 @@ class MilvusStore:
 
     async def set_attributes(self, collection: str, file_id: str, attributes: Attributes) -> None:
         """Replace the attributes of every chunk of a file."""
+        await self._rewrite(collection, file_id, lambda chunk: replace(chunk, attributes=dict(attributes)))
+
+    async def set_readers(self, collection: str, file_id: str, readers: Sequence[str]) -> None:
+        """Replace who may see the chunks of a file. Raises InvalidFile for more readers than a row holds."""
+        await self._rewrite(collection, file_id, lambda chunk: replace(chunk, readers=tuple(readers)))
+
+    async def _rewrite(self, collection: str, file_id: str, change: Callable[[StoredChunk], StoredChunk]) -> None:
+        """Milvus changes no single column, so rows are written whole again, with the vectors that they have."""
         ids = await self._locked(collection, self._database.file_ids, collection, f"file_id == {literal(file_id)}")
         for i in range(0, len(ids), _WRITE_ROWS):
-            await self._locked(
-                collection, self._database.set_attributes, collection, ids[i : i + _WRITE_ROWS], attributes
-            )
+            await self._locked(collection, self._database.rewrite, collection, ids[i : i + _WRITE_ROWS], change)
 
     async def seal(self, collection: str) -> None:
         """Flush to disk, and build what the next search would have to."""

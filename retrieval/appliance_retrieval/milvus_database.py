@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from appliance.plugin import (
-    Attributes,
     Conflict,
     Hit,
     NotFound,
@@ -145,12 +144,12 @@ class MilvusDatabase:
         if self._exists(collection):
             self._client.delete(collection, filter=f"file_id == {literal(file_id)}")
 
-    def set_attributes(self, collection: str, ids: list[str], attributes: Attributes) -> None:
-        """Replace the attributes of some rows."""
+    def rewrite(self, collection: str, ids: list[str], change: Callable[[StoredChunk], StoredChunk]) -> None:
+        """Change attributes or readers of some rows."""
         columns = [*OUTPUT, "id", "terms", "dense"]
         rows = self._client.query(collection, filter=_by_id(ids), output_fields=columns, limit=len(ids))
         if rows:
-            self.write(collection, [_with_attributes(row, attributes) for row in rows])
+            self.write(collection, [_changed(row, change) for row in rows])
 
     def flush(self, collection: str) -> None:
         """Put what was written on the disk."""
@@ -219,11 +218,10 @@ def _by_id(ids: Sequence[str]) -> str:
     return f"id in [{', '.join(literal(chunk_id) for chunk_id in ids)}]"
 
 
-def _with_attributes(row: Mapping[str, Any], attributes: Attributes) -> dict[str, Any]:
-    """A whole row again, with other attributes."""
-    chunk = chunk_of(row)
+def _changed(row: Mapping[str, Any], change: Callable[[StoredChunk], StoredChunk]) -> dict[str, Any]:
+    """A whole row again, with other attributes or readers."""
     kept = {name: row[name] for name in ("id", "file_id", "position", "tenant", "text", "terms", "dense")}
-    return {**kept, **mutable_fields(chunk, attributes)}
+    return {**kept, **mutable_fields(change(chunk_of(row)))}
 
 
 def translated(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from appliance.plugin import Attributes, InvalidFile, Scalar, StoredChunk
+from appliance.plugin import InvalidFile, Scalar, StoredChunk
 from appliance_retrieval.milvus_filter import attribute_fields, readers_text
 from appliance_retrieval.terms import search_terms
 
@@ -89,17 +89,17 @@ def _row(chunk: StoredChunk, unit: list[float]) -> dict[str, Any]:
         "text": _checked(chunk.text, chunk),
         "terms": terms_text(chunk.text),
         "dense": unit,
-        **mutable_fields(chunk, chunk.attributes),
+        **mutable_fields(chunk),
     }
 
 
-def mutable_fields(chunk: StoredChunk, attributes: Attributes) -> dict[str, Any]:
+def mutable_fields(chunk: StoredChunk) -> dict[str, Any]:
     """The fields that change with a chunk's readers and attributes."""
-    details = Details(chunk.start, chunk.end, chunk.readers, dict(attributes))
+    details = Details(chunk.start, chunk.end, chunk.readers, dict(chunk.attributes))
     return {
         "readers": _checked(readers_text(chunk.readers), chunk),
         "details": _checked(msgspec.json.encode(details).decode(), chunk),
-        **attribute_fields(attributes),
+        **attribute_fields(chunk.attributes),
     }
 
 

@@ -12,6 +12,7 @@ from appliance.knowledge.augment import Retriever, scope_of
 from appliance.knowledge.framing import NOTHING_FOUND
 from appliance.plugin import Principal, Scope
 from appliance.testing.scripted_embedder import ScriptedEmbedder
+from appliance.types import Findings
 from appliance.wire import message_text
 
 OWN_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -43,7 +44,7 @@ class Library:
     async def search(self, search, scope):
         self.searches.append(search)
         self.scopes.append(scope)
-        return self.passages
+        return Findings(passages=self.passages)
 
 
 @pytest.fixture

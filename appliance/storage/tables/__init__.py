@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.storage.tables import audit, batches, idempotency, responses, sessions, uploads, usage
 from appliance.storage.tables.base import Base, Tenanted
-from appliance.storage.tables.documents import File, FileBatch, Job, StoreFile, VectorStore
+from appliance.storage.tables.documents import File, FileBatch, FileReader, Job, StoreFile, VectorStore
 from appliance.storage.tables.keys import ApiKey
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Base",
     "File",
     "FileBatch",
+    "FileReader",
     "Job",
     "StoreFile",
     "Tenanted",

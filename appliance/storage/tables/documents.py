@@ -19,7 +19,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from appliance.storage.tables.base import Base, Tenanted
 
@@ -44,6 +44,8 @@ class File(Tenanted, Base):
     user: Mapped[str | None] = mapped_column(String(512))
     expires_at: Mapped[int | None] = mapped_column(BigInteger)
     """From when on it is gone, in seconds; ``None`` for never."""
+    restricted: Mapped[bool] = mapped_column(Boolean, default=False)
+    """Set once a vector store holds it for some readers only: then nobody else gets the file by itself either."""
 
 
 class VectorStore(Tenanted, Base):
@@ -75,7 +77,11 @@ class StoreFile(Tenanted, Base):
     """A file in a vector store. ``version`` tells one attachment from a later one of the same file."""
 
     __tablename__ = "vector_store_files"
-    __table_args__ = (Index(None, "store_id", "created_us"), Index(None, "file_id"))
+    __table_args__ = (
+        Index(None, "store_id", "created_us"),
+        Index(None, "store_id", "public"),
+        Index(None, "file_id"),
+    )
 
     store_id: Mapped[str] = mapped_column(
         String(64), ForeignKey("vector_stores.id", ondelete="CASCADE"), primary_key=True
@@ -95,7 +101,35 @@ class StoreFile(Tenanted, Base):
     """What the parser remarked, such as pages without text."""
     removing: Mapped[bool] = mapped_column(Boolean, default=False)
     """Set when a removal has begun: searches no longer show the file."""
+    stale: Mapped[bool] = mapped_column(Boolean, default=False)
+    """Set while its chunks do not have its attributes and readers yet."""
+    public: Mapped[bool] = mapped_column(Boolean, default=True)
+    """Whether everybody of the tenant may see it; else those of ``shares``."""
     created_us: Mapped[int] = mapped_column(BigInteger)
+    shares: Mapped[list[FileReader]] = relationship(
+        lazy="selectin", cascade="all, delete-orphan", passive_deletes=True, order_by="FileReader.reader"
+    )
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Who may see it, as its chunks say."""
+        return (*(("*",) if self.public else ()), *sorted(share.reader for share in self.shares))
+
+
+class FileReader(Tenanted, Base):
+    """Somebody who may see a file in a vector store: ``user:NAME`` or ``group:NAME``."""
+
+    __tablename__ = "file_readers"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["store_id", "file_id"], ["vector_store_files.store_id", "vector_store_files.file_id"], ondelete="CASCADE"
+        ),
+        Index(None, "file_id", "reader"),
+    )
+
+    store_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    file_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    reader: Mapped[str] = mapped_column(String(1024), primary_key=True)
 
 
 class FileBatch(Tenanted, Base):
