@@ -60,7 +60,8 @@ test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node 
 
 test: test-deps $(VENV)/.test $(OIDC) ## Run every test, the real model included
 	@$(BIN)/appliance models pull --config $(CONFIG)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "model or slow"
 
 test-fast: $(VENV)/.test $(OIDC) ## Run the tests that need no model, within three minutes
 	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
