@@ -40,6 +40,8 @@ ACTIONS: Mapping[str, str] = {
     "stores.attach_batch": "several files were put into a vector store",
     "stores.cancel_batch": "the indexing of several files was cancelled",
     "stores.content": "the indexed text of a file was read",
+    "batches.create": "a batch of requests was started",
+    "batches.cancel": "a batch of requests was cancelled",
     "retrieval": "passages of documents were shown, by a search or in a chat",
     "server.start": "the server started",
     "server.stop": "the server was told to stop",

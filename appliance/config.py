@@ -181,6 +181,9 @@ class LimitsConfig(Strict, frozen=True):
     max_embedding_inputs: Count = 2048
     keep_responses_days: Count | None = 30
     """Days that stored responses are kept; ``null`` for ever."""
+    max_batch_requests: Count = 50_000
+    batch_concurrency: Count = 16
+    """Requests of batches that one server works on at once."""
 
 
 class ObservabilityConfig(Strict, frozen=True):

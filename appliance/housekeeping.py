@@ -1,4 +1,4 @@
-"""Deletes what is over: expired files, uploads never completed, bytes without a row, answers kept long enough."""
+"""Deletes what is over: expired files, uploads never completed, bytes without a row, old answers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from functools import partial
 from appliance.errors import ApplianceError
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.removal import remove_file
-from appliance.storage import files, idempotency, uploads
+from appliance.storage import files, idempotency, responses, uploads
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
+from appliance.storage.ids import now_us
 from appliance.storage.sweep import sweep_blobs
 from appliance.types import Scope
 
@@ -21,15 +22,19 @@ INTERVAL = 60.0
 _EVERY = 60
 """Rounds between two looks at all blobs."""
 _GROUP = 100
+_DAY_US = 86_400 * 1_000_000
 
 
 class Housekeeper:
     """Goes round once a minute. Several may do so at once: what one has deleted, the others do not find."""
 
-    def __init__(self, database: Database, blobs: BlobStore, knowledge: Knowledge | None) -> None:
+    def __init__(
+        self, database: Database, blobs: BlobStore, knowledge: Knowledge | None, keep_responses_days: int | None
+    ) -> None:
         self._database = database
         self._blobs = blobs
         self._knowledge = knowledge
+        self._keep_responses_days = keep_responses_days
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -54,7 +59,7 @@ class Housekeeper:
 
     async def tidy(self) -> None:
         """One round."""
-        for chore in (self._remove_files, self._remove_uploads, self._forget_answers):
+        for chore in (self._remove_files, self._remove_uploads, self._forget_answers, self._forget_responses):
             await _tried(chore)
 
     async def _remove_files(self) -> None:
@@ -72,6 +77,11 @@ class Housekeeper:
     async def _forget_answers(self) -> None:
         async with self._database.session() as session:
             await idempotency.prune(session)
+
+    async def _forget_responses(self) -> None:
+        if self._keep_responses_days is not None:
+            async with self._database.session() as session:
+                await responses.prune(session, now_us() - self._keep_responses_days * _DAY_US)
 
     async def _sweep_blobs(self) -> None:
         await sweep_blobs(self._database, self._blobs)

@@ -15,11 +15,14 @@ import msgspec
 from appliance import __version__
 from appliance.audit import AuditEvent
 from appliance.auditing import AuditLog
+from appliance.batches.background import BackgroundBatches
+from appliance.batches.results import Answered
 from appliance.config import Config
 from appliance.context import AppContext
 from appliance.errors import ApplianceError, ConfigError, NotFound, StartError
 from appliance.filtering import Filters
 from appliance.housekeeping import Housekeeper
+from appliance.http import internal
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import Retriever
 from appliance.knowledge.seeds import Seeder
@@ -58,6 +61,7 @@ class Runtime:
     knowledge: Knowledge | None
     responses: Responses
     background: BackgroundResponses
+    batches: BackgroundBatches
     housekeeper: Housekeeper
     health_checks: Mapping[str, HealthCheck] = field(default_factory=dict)
     draining: bool = False
@@ -106,6 +110,7 @@ class Runtime:
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._warn_of_unknown_stores()
         self.background.start()
+        self.batches.start()
         self.housekeeper.start()
         await self._held.enter_async_context(StallWatch())
 
@@ -131,6 +136,7 @@ class Runtime:
         """Stop everything, in reverse; safe to call twice."""
         self.draining = True
         await self.background.stop()
+        await self.batches.stop()
         await self.housekeeper.stop()
         await self.pipeline.recording.settle()
         stops = [engine.stop() for engine in self.models.engines().values()]
@@ -215,7 +221,11 @@ def build(
     pipeline = _pipeline(plugins, models, knowledge, context)
     responses = Responses(pipeline, models, database, config.limits)
     blobs = BlobStore(config.data_path / "files")
-    return Runtime(
+
+    async def ask(path: str, body: bytes, principal: Principal, request_id: str) -> Answered:
+        return await internal.ask(runtime, path, body, principal, request_id)
+
+    runtime = Runtime(
         config=config,
         plugins=plugins,
         context=context,
@@ -226,10 +236,12 @@ def build(
         pipeline=pipeline,
         knowledge=knowledge,
         responses=responses,
-        background=BackgroundResponses(responses, database, config.limits.keep_responses_days),
-        housekeeper=Housekeeper(database, blobs, knowledge),
+        background=BackgroundResponses(responses, database),
+        batches=BackgroundBatches(config, database, blobs, models, ask),
+        housekeeper=Housekeeper(database, blobs, knowledge, config.limits.keep_responses_days),
         health_checks=plugins.health_checks(),
     )
+    return runtime
 
 
 def _knowledge(

@@ -92,6 +92,7 @@ async def _only(chunks: AsyncIterable[Chunk]) -> bytes:
 
 HOT_ROUTES = (
     ModelRoute("/v1/chat/completions", "chat", ChatRequest, validate.check_chat),
+            background=scope["state"].get("background", False),
     ModelRoute("/v1/completions", "completion", CompletionRequest, validate.check_completion),
     ModelRoute("/v1/embeddings", "embeddings", EmbeddingRequest, validate.check_embedding),
 )

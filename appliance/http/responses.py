@@ -59,7 +59,9 @@ class ResponsesRoute(Route):
         """The answer; ``None`` once it was streamed."""
         service = runtime.responses
         prepared = await service.prepare(self.decode(body), scope["user"])
-        call = service.call(prepared, scope["state"]["request_id"], scope["state"]["headers"])
+        state = scope["state"]
+        background = state.get("background", False)
+        call = service.call(prepared, state["request_id"], state["headers"], background=background)
         if prepared.request.background:
             await service.enqueue(prepared)
             runtime.background.wake()

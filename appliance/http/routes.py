@@ -15,6 +15,7 @@ from appliance.http import (
     audit,
     chat,
     conversations,
+    batches,
     file_batches,
     files,
     health,
@@ -65,6 +66,8 @@ _FILE, _ONE = f"{_FILES}/{{file_id:str}}", f"{_STORES}/{{vector_store_id:str}}"
 _UPLOAD = "/v1/uploads/{upload_id:str}"
 _MEMBERS, _BATCHES = f"{_ONE}/files", f"{_ONE}/file_batches"
 _MEMBER, _BATCH = f"{_MEMBERS}/{{file_id:str}}", f"{_BATCHES}/{{batch_id:str}}"
+_JOBS = "/v1/batches"
+_JOB = f"{_JOBS}/{{batch_id:str}}"
 _RESPONSE = "/v1/responses/{response_id:str}"
 _CONVERSATIONS = "/v1/conversations"
 _CONVERSATION = f"{_CONVERSATIONS}/{{conversation_id:str}}"
@@ -345,6 +348,28 @@ def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
     methods = ["GET", "HEAD"] if entry.method == "GET" else [entry.method]
     return HTTPRouteHandler(entry.path, http_method=methods, opt=opt, status_code=200)(_with_headers(handler))  # type: ignore[arg-type]
 
+    Entry(
+        "POST",
+        _JOBS,
+        "batches.write",
+        "Start a batch",
+        batches.create_batch,
+        batches.CreateBatch,
+        batches.BatchObject,
+        audit="batches.create",
+    ),
+    Entry("GET", _JOBS, "batches.read", "List batches", batches.list_batches),
+    Entry("GET", _JOB, "batches.read", "Get a batch", batches.get_batch, None, batches.BatchObject),
+    Entry(
+        "POST",
+        f"{_JOB}/cancel",
+        "batches.write",
+        "Cancel a batch",
+        batches.cancel_batch,
+        None,
+        batches.BatchObject,
+        audit="batches.cancel",
+    ),
 
 def _with_headers(handler: Handler) -> Handler:
     """The same handler, its answers carrying the request's id and how long it took."""

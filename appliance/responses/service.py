@@ -116,8 +116,10 @@ class Responses:
         await self._keep(prepared)
         await send(ending)
 
-    def call(self, prepared: Prepared, request_id: str, headers: Mapping[str, str]) -> Call:
-        """The call that answers it."""
+    def call(
+        self, prepared: Prepared, request_id: str, headers: Mapping[str, str], *, background: bool = False
+    ) -> Call:
+        """The call that answers it; ``background``: nobody waits for it."""
         return Call(
             id=request_id,
             operation="chat",
@@ -125,6 +127,7 @@ class Responses:
             request=prepared.chat,
             principal=prepared.principal,
             stream=bool(prepared.request.stream),
+            background=background,
             headers=headers,
         )
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from appliance.errors import Conflict, NotFound
 from appliance.storage import paging
 from appliance.storage.ids import now, now_us
-from appliance.storage.tables import File, StoreFile
+from appliance.storage.tables import File, StoreFile, VectorStore
 from appliance.storage.tables.batches import UNFINISHED, Batch
 from appliance.storage.tables.uploads import UploadPart
 from appliance.storage.tenancy import TenantSession
@@ -47,7 +47,9 @@ def new(
     )
 
 
-async def get(session: TenantSession, file_id: str, user: str | None = None, *, keep: bool = False) -> File:
+async def get(
+    session: TenantSession, file_id: str, user: str | None = None, *, keep: bool = False, param: str = "file_id"
+) -> File:
     """One file that is everybody's in the tenant, or this user's.
 
     ``keep`` keeps others from deleting it until the transaction ends. Raises NotFound.
@@ -55,7 +57,7 @@ async def get(session: TenantSession, file_id: str, user: str | None = None, *, 
     query = select(File).where(File.id == file_id, _there(user))
     found = await session.scalar(query.with_for_update(read=True, key_share=True) if keep else query)
     if found is None:
-        raise NotFound(f"no file has the id {file_id[:64]!r}; GET /v1/files lists them", param="file_id")
+        raise NotFound(f"no file has the id {file_id[:64]!r}; GET /v1/files lists them", param=param)
     return found
 
 
@@ -100,6 +102,16 @@ async def expired(session: AsyncSession, limit: int) -> Sequence[tuple[str, str]
     reading = exists().where(Batch.input_file_id == File.id, Batch.status.in_(UNFINISHED))
     query = select(File.tenant, File.id).where(File.expires_at <= now(), ~reading).limit(limit)
     return [(tenant, file_id) for tenant, file_id in await session.execute(query)]
+
+
+async def all_ids(session: AsyncSession) -> Sequence[str]:
+    """Ids of the files of all tenants."""
+    return (await session.scalars(select(File.id))).all()
+
+
+async def tenants(session: AsyncSession) -> Sequence[str]:
+    """All tenants that have a file or a vector store."""
+    return (await session.scalars(select(File.tenant).union(select(VectorStore.tenant)))).all()
 
 
 async def known(session: AsyncSession, ids: Collection[str]) -> set[str]:

@@ -17,6 +17,7 @@ import pytest
 from appliance import errors, wire
 from appliance.anthropic.request import MessagesRequest
 from appliance.http import objects
+from appliance.http.batches import CreateBatch
 from appliance.http.routes import TABLE
 from appliance.responses.request import ResponsesRequest
 from appliance.testing import make_app, serving
@@ -32,6 +33,8 @@ FIELDS = {
     "Responses": ResponsesRequest,
     "Anthropic messages": MessagesRequest,
     "The file_search tool": wire.FileSearch,
+    "Uploads": objects.CreateUpload,
+    "Batches": CreateBatch,
     "Vector stores": objects.CreateVectorStore,
     "Files of a store": objects.AttachFile,
     "Search": objects.SearchVectorStore,

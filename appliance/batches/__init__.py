@@ -1,0 +1,1 @@
+"""Batches: files of requests that are answered when there is time."""

@@ -1,0 +1,150 @@
+"""Rows of batches of requests, and of what came of their lines.
+
+Whoever works on a batch changes it only while it is theirs: every change names the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, delete, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from appliance.errors import ApplianceError, Conflict, NotFound
+from appliance.storage import paging
+from appliance.storage.ids import now
+from appliance.storage.tables import File
+from appliance.storage.tables.batches import UNFINISHED, Batch, BatchResult
+from appliance.storage.tenancy import TenantSession
+
+LEASE_SECONDS = 15
+
+
+class LeaseLost(ApplianceError):
+    """The batch was taken over by another process, or deleted."""
+
+
+async def get(session: TenantSession, batch_id: str, user: str | None, *, lock: bool = False) -> Batch:
+    """One batch that this user may see. Raises NotFound."""
+    query = select(Batch).where(Batch.id == batch_id, _of(user))
+    found = await session.scalar(query.with_for_update() if lock else query)
+    if found is None:
+        raise NotFound(f"no batch has the id {batch_id[:64]!r}; GET /v1/batches lists them", param="batch_id")
+    return found
+
+
+async def page(session: TenantSession, wanted: paging.PageRequest, user: str | None) -> tuple[Sequence[Batch], bool]:
+    """A page of the batches that this user may see, and whether more follow."""
+    return await paging.fetch(session, select(Batch).where(_of(user)), (Batch.created_us, Batch.id), wanted)
+
+
+def _of(user: str | None) -> ColumnElement[bool]:
+    return or_(Batch.user.is_(None), Batch.user == user)
+
+
+async def cancel(session: TenantSession, batch_id: str, user: str | None) -> Batch:
+    """Ask that no more lines are answered; again changes nothing. Raises NotFound, Conflict."""
+    row = await get(session, batch_id, user, lock=True)
+    if row.status in ("validating", "in_progress"):
+        row.status, row.times = "cancelling", {**row.times, "cancelling_at": now()}
+    elif row.status not in ("cancelling", "cancelled"):
+        raise Conflict(f"batch {row.id} is {row.status}; it can no longer be cancelled")
+    return row
+
+
+# -- for whoever works on them ---------------------------------------------------------------------------
+
+
+async def due(session: AsyncSession) -> bool:
+    """Whether a claim would find something."""
+    query = select(Batch.id).where(Batch.status.in_(UNFINISHED), Batch.lease_expires <= now())
+    return await session.scalar(query.limit(1)) is not None
+
+
+async def claim(session: AsyncSession, owner: str, limit: int) -> Sequence[Batch]:
+    """Take unfinished batches that nobody works on; their lease starts now."""
+    query = (
+        select(Batch)
+        .where(Batch.status.in_(UNFINISHED), Batch.lease_expires <= now())
+        .order_by(Batch.created_us)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = (await session.scalars(query)).all()
+    for row in rows:
+        row.owner, row.lease_expires = owner, now() + LEASE_SECONDS
+    return rows
+
+
+async def renew(session: AsyncSession, owner: str, ids: Sequence[str]) -> set[str]:
+    """Extend the leases of these; return those whose lines are still wanted."""
+    mine = (Batch.id.in_(ids), Batch.owner == owner, Batch.status.in_(UNFINISHED))
+    await session.execute(update(Batch).where(*mine).values(lease_expires=now() + LEASE_SECONDS))
+    return set((await session.scalars(select(Batch.id).where(*mine, Batch.status != "cancelling"))).all())
+
+
+async def let_go(session: AsyncSession, owner: str, ids: Sequence[str]) -> None:
+    """Make these due at once."""
+    await session.execute(update(Batch).where(Batch.id.in_(ids), Batch.owner == owner).values(lease_expires=0))
+
+
+async def move(session: AsyncSession, batch: Batch, before: str, after: str, **values: Any) -> bool:
+    """Change a batch's status and note when; false if a client has cancelled it meanwhile.
+
+    ``times`` in ``values`` are further moments by name. Raises LeaseLost.
+    """
+    times = {**batch.times, f"{after}_at": now(), **values.pop("times", {})}
+    query = update(Batch).where(Batch.id == batch.id, Batch.owner == batch.owner, Batch.status == before)
+    changed = await session.execute(query.values(status=after, times=times, **values))
+    if not changed.rowcount:  # type: ignore[attr-defined]
+        await _check_cancelled(session, batch)
+        return False
+    batch.status, batch.times = after, times
+    return True
+
+
+async def _check_cancelled(session: AsyncSession, batch: Batch) -> None:
+    """Bring ``batch`` up to date if it is still the owner's and being cancelled. Raises LeaseLost."""
+    query = select(Batch.times).where(Batch.id == batch.id, Batch.owner == batch.owner, Batch.status == "cancelling")
+    times = await session.scalar(query)
+    if times is None:
+        raise LeaseLost(f"batch {batch.id} is no longer this process's to work on")
+    batch.status, batch.times = "cancelling", times
+
+
+async def done(session: AsyncSession, batch_id: str) -> set[int]:
+    """Numbers of the lines that are finished."""
+    return set((await session.scalars(select(BatchResult.line).where(BatchResult.batch_id == batch_id))).all())
+
+
+async def record(
+    session: AsyncSession, batch: Batch, results: Sequence[BatchResult], tokens: Mapping[str, int]
+) -> None:
+    """Keep finished lines and count them, in one transaction. Raises LeaseLost."""
+    completed = sum(result.ok for result in results)
+    sums: dict[str, Any] = {name: getattr(Batch, name) + number for name, number in tokens.items()}
+    query = update(Batch).where(Batch.id == batch.id, Batch.owner == batch.owner, Batch.status.in_(UNFINISHED))
+    changed = await session.execute(
+        query.values(completed=Batch.completed + completed, failed=Batch.failed + len(results) - completed, **sums)
+    )
+    if not changed.rowcount:  # type: ignore[attr-defined]
+        raise LeaseLost(f"batch {batch.id} is no longer this process's to work on")
+    session.add_all(results)
+
+
+async def results(session: AsyncSession, batch_id: str, after: int, limit: int) -> Sequence[BatchResult]:
+    """Finished lines behind one, in the order of the input."""
+    query = select(BatchResult).where(BatchResult.batch_id == batch_id, BatchResult.line > after)
+    return (await session.scalars(query.order_by(BatchResult.line).limit(limit))).all()
+
+
+async def finish(session: AsyncSession, batch: Batch, status: str, files: Sequence[File], **values: Any) -> None:
+    """End a batch: its files, its last status, and nothing left of its lines. Raises LeaseLost."""
+    values |= {"times": {**batch.times, f"{status}_at": now()}, "principal": None, "lease_expires": 0, "owner": None}
+    query = update(Batch).where(Batch.id == batch.id, Batch.owner == batch.owner, Batch.status.in_(UNFINISHED))
+    changed = await session.execute(query.values(status=status, **values))
+    if not changed.rowcount:  # type: ignore[attr-defined]
+        raise LeaseLost(f"batch {batch.id} is no longer this process's to work on")
+    session.add_all(files)
+    await session.execute(delete(BatchResult).where(BatchResult.batch_id == batch.id))
