@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import secrets
@@ -58,6 +59,8 @@ class Postgres:
     def __enter__(self) -> Postgres:
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = (self.folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.password = secrets.token_hex(8)
         self.port = _free_port()
         self._made = 0
@@ -75,6 +78,7 @@ class Postgres:
     def __exit__(self, *_: object) -> None:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
 
     def start(self) -> None:
         """Start it, on the same port each time, and wait until it answers."""
@@ -135,10 +139,8 @@ class Postgres:
 
 
 def _sweep() -> None:
-    """Remove the folders of servers whose tests were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError, ValueError, IndexError):
-            pid = (folder / "data" / "postmaster.pid").read_text().split()[0]
-            # Negative while initdb runs: a server of its own, for which nobody may listen.
-            if not Path(f"/proc/{abs(int(pid))}").exists():
-                shutil.rmtree(folder, ignore_errors=True)
+    """Remove the folders of tests that were killed: nobody holds their locks any more."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/lock"):
+        with suppress(OSError), lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
