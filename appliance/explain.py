@@ -138,7 +138,10 @@ async def _reach(runtime: Runtime, principal: Principal, action: str, object_: s
             runtime.models.resolve(object_, principal)
         else:
             async with runtime.database.tenant(principal.tenant, stores=principal.stores, write=False) as session:
-                await (files.get(session, object_) if family == "files" else _find_store(session, object_))
+                if family == "files":
+                    await files.get(session, object_, principal.user)
+                else:
+                    await _find_store(session, object_)
     except NotFound:
         limits = "" if principal.stores is None else f" and the stores {', '.join(sorted(principal.stores))}"
         text = f"{object_[:64]!r} is not there for the tenant {principal.tenant}{limits if family == 'stores' else ''}"

@@ -79,6 +79,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 ANONYMOUS = Principal(id="anonymous")
 
 
+def stored_principal(raw: object) -> Principal:
+    """A principal from plain values that were kept. ``ANONYMOUS`` is that very object again, as everybody expects."""
+    found = msgspec.convert(raw, Principal)
+    return ANONYMOUS if found == ANONYMOUS else found
+
+
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     """Who may see a file in a vector store: everybody of the tenant if ``public``, else those who are named.
 

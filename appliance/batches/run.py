@@ -28,7 +28,7 @@ from appliance.storage.database import Database
 from appliance.storage.ids import new_id, now
 from appliance.storage.tables import File
 from appliance.storage.tables.batches import Batch, BatchResult
-from appliance.types import Principal
+from appliance.types import Principal, stored_principal
 
 Ask = Callable[[str, bytes, Principal, str], Awaitable[Answered]]
 """``await ask(path, body, principal, request_id)``: have a route answer a body."""
@@ -178,7 +178,7 @@ class BatchRun:
 
     @property
     def _principal(self) -> Principal:
-        return msgspec.convert(self.batch.principal, Principal)
+        return stored_principal(self.batch.principal)
 
     # -- the end -------------------------------------------------------------------------------------------
 

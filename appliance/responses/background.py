@@ -21,7 +21,7 @@ from appliance.responses.service import Responses
 from appliance.storage import responses
 from appliance.storage.database import Database
 from appliance.storage.tables.responses import StoredResponse
-from appliance.types import Principal
+from appliance.types import stored_principal
 
 log = logging.getLogger("appliance.responses")
 CONCURRENT = 16
@@ -53,7 +53,7 @@ class BackgroundResponses(LeasedWork[StoredResponse]):
     async def run(self, row: StoredResponse) -> None:
         """Answer one."""
         request = msgspec.convert(row.request, ResponsesRequest)
-        principal = msgspec.convert(row.principal, Principal)
+        principal = stored_principal(row.principal)
         builder = ResponseBuilder({**row.body, "output": []})
         try:
             if row.attempts > responses.MAX_ATTEMPTS:

@@ -264,6 +264,18 @@ async def test_lines_run_on_behalf_of_who_made_the_batch_and_are_recorded_once(b
         assert sorted(call.id for call in calls) == sorted(written)
 
 
+async def test_while_nobody_is_asked_for_a_key_batches_and_background_responses_run_too(box) -> None:
+    async with box([Emit("a")], config={"plugins": ["api_keys", "rbac"]}) as b:
+        done = await ended(b.openai, await start(b.openai, [chat_line(0)]))
+        assert done.request_counts.model_dump() == {"total": 1, "completed": 1, "failed": 0}
+        made = await b.openai.responses.create(model="m", input="hi", background=True)
+
+        async def over() -> bool:
+            return (await b.openai.responses.retrieve(made.id)).status == "completed"
+
+        await eventually(over, 10)
+
+
 async def test_interactive_calls_go_before_the_lines_of_batches(box) -> None:
     order = []
 
