@@ -11,12 +11,13 @@ import pytest
 from knowledge_kit import Stack, until
 from worker_kit import install_plugin, write_config
 
-from appliance.config import load
+from appliance.config import load, parse
 from appliance.context import AppContext
 from appliance.errors import BadRequest, Conflict, ModelNotFound, NotFound, RetrievalUnavailable, StartError
 from appliance.knowledge.filters import Comparison, Compound
 from appliance.knowledge.messages import Failure, SearchMessage
-from appliance.knowledge.remote import RemoteKnowledge
+from appliance.knowledge.remote import RemoteKnowledge, _make_private
+from appliance.storage.database import Database
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Scope, Search
 
@@ -140,6 +141,29 @@ def test_errors_keep_their_type_and_fields_on_the_way(error) -> None:
     assert (str(again), again.param, again.code, again.retry_after) == (
         str(error), error.param, error.code, error.retry_after,
     )  # fmt: skip
+
+
+def test_replicas_on_a_deep_data_folder_find_the_same_socket_and_another_folder_has_another(tmp_path) -> None:
+    def socket(data_dir: str) -> Path:
+        config = parse(f"data_dir: {data_dir}", folder=tmp_path)
+        context = AppContext(config=config, database=Database(config.database_url))
+        return RemoteKnowledge(context, tmp_path / "appliance.yaml")._socket
+
+    deep = "x" * 100
+    assert socket(deep) == socket(deep) != socket(f"{deep}/y")
+    assert len(os.fsencode(socket(deep))) < 100
+    assert socket("data") == tmp_path / "data" / "run" / "worker.sock"
+
+
+def test_a_folder_for_the_socket_that_others_could_use_is_refused(tmp_path) -> None:
+    _make_private(tmp_path / "mine")
+    _make_private(tmp_path / "mine")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for name in ("open", "link"):
+        with pytest.raises(StartError, match="belongs to others or is open"):
+            _make_private(tmp_path / name)
 
 
 def test_a_search_survives_the_way() -> None:
