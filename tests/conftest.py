@@ -1,8 +1,10 @@
-"""Shared by all tests: an app on loopback, an OpenID provider, and the rule that no test leaves a task behind."""
+"""Shared by all tests: apps, the real appliance, an OpenID provider, and the rule that no test leaves a task behind."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -12,6 +14,9 @@ import loopback
 import oidc as oidc_provider
 import pytest
 from postgres import Postgres
+from served import Served
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -32,6 +37,24 @@ def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server; ``postgres.database()`` gives the URL of an empty database."""
     with Postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One real ``appliance serve`` for all tests: real vLLM, embedder and Milvus Lite, as ``make serve`` has it.
+
+    The configuration is the default one, but for its data folder; pulled models are shared.
+    """
+    folder = tmp_path_factory.mktemp("served")
+    models = Path(os.environ.get("APPLIANCE_TEST_MODELS") or ROOT / "data" / "models")
+    (folder / "data").mkdir()
+    (folder / "data" / "models").symlink_to(models)
+    # Copies: files outside of the configuration's folder are not taken, also not by a link.
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    shutil.copy(ROOT / "README.md", folder)
+    shutil.copy(ROOT / "appliance.yaml", folder)
+    with Served(folder / "appliance.yaml") as served:
+        yield served
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from appliance.config import Strict, convert
 from appliance.context import AppContext
@@ -41,19 +41,21 @@ class Wait:
 
 @dataclass(frozen=True)
 class Emit:
-    """Say a piece of text, as one token, in one choice."""
+    """Say a piece of text, as one token, in one choice; ``part`` is where it goes in a chat's message."""
 
     text: str
     choice: int = 0
+    part: Literal["content", "reasoning_content", "refusal"] = "content"
 
 
 @dataclass(frozen=True)
 class CallTool:
-    """Emit a piece of a tool call's arguments."""
+    """Emit a piece of a tool call's arguments; ``index`` tells a choice's calls apart."""
 
     arguments: str
     name: str = "tool"
     choice: int = 0
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -206,8 +208,10 @@ class _Writer:
         self._n = call.request.n or 1
         self._words = words
         self._created = int(time.time())
-        self._texts = [""] * self._n
-        self._arguments = [""] * self._n
+        self._texts: list[dict[str, str]] = [{} for _ in range(self._n)]
+        self._spelled: list[list[dict[str, Any]]] = [[] for _ in range(self._n)]
+        self._top = (call.request.top_logprobs or 0) if self._chat and call.request.logprobs else None
+        self._calls: list[dict[int, dict[str, Any]]] = [{} for _ in range(self._n)]
         self._reasons: list[str | None] = [None] * self._n
         self._tokens = 0
         self._begun: set[int] = set()
@@ -230,14 +234,25 @@ class _Writer:
             self._begun.add(choice)
             bodies.append(self._chunk(choice, {"role": "assistant", "content": ""}))
         if isinstance(step, Emit):
-            self._texts[choice] += step.text
-            bodies.append(self._chunk(choice, {"content": step.text} if self._chat else step.text))
+            texts = self._texts[choice]
+            texts[step.part] = texts.get(step.part, "") + step.text
+            bodies.append(self._chunk(choice, {step.part: step.text} if self._chat else step.text))
+            if self._top is not None and step.part == "content":
+                self._spelled[choice].append(_spelled(step.text, self._top))
+                bodies[-1]["choices"][0]["logprobs"] = {"content": self._spelled[choice][-1:], "refusal": None}
         else:
-            self._arguments[choice] += step.arguments
-            function = {"name": step.name, "arguments": step.arguments}
-            delta = {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]}
-            bodies.append(self._chunk(choice, delta))
+            bodies.append(self._chunk(choice, {"tool_calls": [self._call_piece(step, self._calls[choice])]}))
         return bodies
+
+    def _call_piece(self, step: CallTool, calls: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        """The first piece of a call names it, as OpenAI's do; clients join what pieces hold."""
+        if step.index in calls:
+            calls[step.index]["function"]["arguments"] += step.arguments
+            return {"index": step.index, "function": {"arguments": step.arguments}}
+        function = {"name": step.name, "arguments": step.arguments}
+        begun = {"id": f"call_{self._call.id}_{step.index}", "type": "function", "function": function}
+        calls[step.index] = {**begun, "function": dict(function)}
+        return {"index": step.index, **begun}
 
     def finish(self) -> list[dict[str, Any]]:
         """The end: finish reasons and usage, or the whole plain answer."""
@@ -247,7 +262,7 @@ class _Writer:
         return [*ends, {**self._head("chunk"), "choices": [], "usage": self._usage()}]
 
     def _reason(self, choice: int) -> str:
-        return self._reasons[choice] or ("tool_calls" if self._arguments[choice] else "stop")
+        return self._reasons[choice] or ("tool_calls" if self._calls[choice] else "stop")
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = ("chat.completion" if self._chat else "text_completion") + (f".{kind}" if kind and self._chat else "")
@@ -266,18 +281,25 @@ class _Writer:
         return {**self._head(""), "choices": choices, "usage": self._usage()}
 
     def _choice(self, i: int) -> dict[str, Any]:
-        end = {"index": i, "logprobs": None, "finish_reason": self._reason(i)}
+        logprobs = {"content": self._spelled[i], "refusal": None} if self._top is not None else None
+        end = {"index": i, "logprobs": logprobs, "finish_reason": self._reason(i)}
         if not self._chat:
-            return {**end, "text": self._texts[i]}
-        message: dict[str, Any] = {"role": "assistant", "content": self._texts[i] or None, "refusal": None}
-        if self._arguments[i]:
-            function = {"name": "tool", "arguments": self._arguments[i]}
-            message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+            return {**end, "text": self._texts[i].get("content", "")}
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, **self._texts[i]}
+        if self._calls[i]:
+            message["tool_calls"] = list(self._calls[i].values())
         return {**end, "message": message}
 
     def _usage(self) -> dict[str, int]:
         total = self._words + self._tokens
         return {"prompt_tokens": self._words, "completion_tokens": self._tokens, "total_tokens": total}
+
+
+def _spelled(text: str, top: int) -> dict[str, Any]:
+    """A token with its log probability, and as many others as asked for."""
+    token = {"token": text, "logprob": -0.25, "bytes": list(text.encode())}
+    others = [{"token": f"{text}{place}", "logprob": -1.0 - place, "bytes": None} for place in range(1, top)]
+    return {**token, "top_logprobs": [token, *others] if top else []}
 
 
 def prompt_words(request: ChatRequest | CompletionRequest) -> int:
