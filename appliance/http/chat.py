@@ -70,6 +70,7 @@ class ModelRoute(Route):
             request=request,
             principal=scope["user"],
             stream=bool(getattr(request, "stream", False)),
+            background=scope["state"].get("background", False),
             headers=scope["state"]["headers"],
         )
 
@@ -92,7 +93,6 @@ async def _only(chunks: AsyncIterable[Chunk]) -> bytes:
 
 HOT_ROUTES = (
     ModelRoute("/v1/chat/completions", "chat", ChatRequest, validate.check_chat),
-            background=scope["state"].get("background", False),
     ModelRoute("/v1/completions", "completion", CompletionRequest, validate.check_completion),
     ModelRoute("/v1/embeddings", "embeddings", EmbeddingRequest, validate.check_embedding),
 )
