@@ -1,1 +1,1 @@
-"""Plugins: limits, filters and model sources."""
+"""Plugins: limits, a fair queue, usage, filters and model sources."""
