@@ -53,7 +53,7 @@ REQUIRED = {
     "file_id": "own", "items": [{"role": "user", "content": "hi"}],
 }  # fmt: skip
 """Values for the fields that a body must have, where any of the right type will not do."""
-ALSO = {"ResponsesRequest": {"input": "hi"}}
+ALSO = {"ResponsesRequest": {"input": "hi"}, "UpdateStoreFile": {"attributes": {}}}
 """Fields that a body must have beside those that its type asks for."""
 ONE_OF = {"CreateFileBatch": {"file_ids": ["own"]}}
 """Bodies of which some optional field must be given."""
