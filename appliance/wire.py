@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -30,6 +30,11 @@ Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+MAX_METADATA = 16
+"""Keys of an object's metadata."""
+_Key = Annotated[str, msgspec.Meta(max_length=64)]
+_Label = Annotated[str, msgspec.Meta(max_length=512)]
+Metadata: TypeAlias = Annotated[dict[_Key, _Label], msgspec.Meta(max_length=MAX_METADATA)]
 
 
 class _Wire(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -50,6 +55,9 @@ class ContentPart(_Wire):
     text: str | None = None
     image_url: ImageUrl | None = None
     input_audio: dict[str, Any] | None = None
+    file: dict[str, Any] | None = None
+    audio_url: dict[str, Any] | None = None
+    video_url: dict[str, Any] | None = None
     refusal: str | None = None
 
 
@@ -78,6 +86,10 @@ class Message(_Wire):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Newer vLLM's name for ``reasoning_content``."""
+    audio: dict[str, Any] | None = None
+    """Names an earlier audio answer."""
 
 
 class StreamOptions(_Wire):
@@ -144,7 +156,7 @@ class ChatRequest(_Sampling, kw_only=True):
     verbosity: str | None = None
     service_tier: str | None = None
     store: bool | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from litestar import Litestar
 
-from appliance.http.guard import ACTION
+from appliance.http.guard import ACTION, OTHER_ACTIONS
 from appliance.permissions import PUBLIC, ROLES, SCOPES
 from appliance.plugin import KeyStore
 from appliance.storage.database import Database
@@ -89,6 +89,8 @@ def _operations(app: Litestar) -> Iterator[Operation]:
         for handler in filter(None, handlers):
             for method in set(getattr(handler, "http_methods", {"POST"})) - {"OPTIONS"}:
                 yield Operation(str(method), route.path, handler.opt[ACTION])
+            for method, action in handler.opt.get(OTHER_ACTIONS, {}).items():
+                yield Operation(method, route.path, action)
 
 
 def guarded_app(folder: Path) -> Litestar:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from litestar.types import Scope
 
+from appliance.completions import Keeping
 from appliance.config import LimitsConfig
 from appliance.errors import EngineError
 from appliance.http import validate
@@ -42,9 +43,12 @@ class ModelRoute(Route):
     async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
         """The last bytes go out after the context is left: whoever has seen them finds every lease given back."""
         call = self._call(scope, body, runtime)
+        if getattr(call.request, "store", None):
+            await self._serve_kept(call, runtime, reply)
+            return
         if not call.stream:
             async with runtime.pipeline.answer(call, self.path) as answer:
-                payload = await _only(answer)
+                payload = (await _only(answer)).payload
             reply.add_headers(answer.headers)
             await reply.send_json(payload)
             return
@@ -54,6 +58,24 @@ class ModelRoute(Route):
             async for chunk in answer:
                 await reply.send_piece(chunk.event)
         await reply.end_stream()
+
+    async def _serve_kept(self, call: Call, runtime: Runtime, reply: Reply) -> None:
+        """The same, and the answer is stored before its last bytes go out."""
+        await runtime.pipeline.authorize(call.principal, "responses.write", call.model)
+        keeping = Keeping(call)
+        async with runtime.pipeline.answer(call, self.path) as answer:
+            reply.add_headers(answer.headers)
+            if not call.stream:
+                payload = keeping.feed(await _only(answer)).payload
+            else:
+                await reply.start_stream()
+                async for chunk in answer:
+                    await reply.send_piece(keeping.feed(chunk).event)
+        await keeping.keep(runtime.database, answer.record.usage)
+        if not call.stream:
+            await reply.send_json(payload)
+        else:
+            await reply.end_stream()
 
     def _call(self, scope: Scope, body: bytes, runtime: Runtime) -> Call:
         request = self.decode(body)
@@ -81,14 +103,14 @@ class ModelRoute(Route):
         return found or None
 
 
-async def _only(chunks: AsyncIterable[Chunk]) -> bytes:
+async def _only(chunks: AsyncIterable[Chunk]) -> Chunk:
     """The one chunk of a plain answer, once its generation has ended well."""
-    payload = b""
+    found: Chunk | None = None
     async for chunk in chunks:
-        payload = chunk.payload
-    if not payload:
+        found = chunk
+    if found is None or not found.payload:
         raise EngineError("the engine gave no answer")
-    return payload
+    return found
 
 
 HOT_ROUTES = (

@@ -13,11 +13,10 @@ from appliance.errors import BadRequest
 from appliance.http.objects import Deleted
 from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime
 from appliance.responses.items import read_input
-from appliance.responses.request import Metadata
 from appliance.storage import conversations
 from appliance.storage.ids import new_id, now_us
 from appliance.storage.tables.responses import Conversation
-from appliance.wire import decoder
+from appliance.wire import Metadata, decoder
 
 MAX_NEW_ITEMS = 20
 """Items that one request may bring, as at OpenAI."""

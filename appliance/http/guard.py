@@ -7,6 +7,7 @@ the probes, which carry no data.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 from litestar.connection import ASGIConnection
@@ -24,9 +25,12 @@ from appliance.trail import Trail
 from appliance.types import ANONYMOUS
 
 ACTION = "action"
+OTHER_ACTIONS = "other_actions"
+"""In the ``opt`` of a route that serves several methods: the actions of those that need another, by method."""
 _CREDENTIALS = (b"authorization", *(name.encode() for name in KEY_HEADERS))
 _ONCE = (b"host", b"content-type", b"content-length", *_CREDENTIALS)
 """Headers of which two would mean different things to different readers."""
+_NONE: Mapping[str, str] = {}
 
 
 async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -46,7 +50,7 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     if len(headers) < len(raw):
         _check_repeated([name for name, _ in raw], pipeline.trail)
     headers[":method"] = cast("Any", scope)["method"]  # as HTTP/2 has it; no header of HTTP/1.1 can have this name
-    action = handler.opt.get(ACTION)
+    action = handler.opt.get(OTHER_ACTIONS, _NONE).get(headers[":method"]) or handler.opt.get(ACTION)
     if action == PUBLIC:
         scope["user"] = ANONYMOUS
         return

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
-from litestar import Response
+from litestar import Request, Response
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from appliance.anthropic.request import MessagesRequest
+from appliance.errors import MethodNotAllowed
 from appliance.http import (
     audit,
-    chat,
-    conversations,
     batches,
+    chat,
+    completions,
+    conversations,
     file_batches,
     files,
     health,
@@ -31,7 +34,7 @@ from appliance.http import (
     vector_stores,
 )
 from appliance.http.errors import FORM
-from appliance.http.guard import ACTION
+from appliance.http.guard import ACTION, OTHER_ACTIONS
 from appliance.http.idempotency import idempotent
 from appliance.http.request_id import answer_headers
 from appliance.http.requests import HttpRequest
@@ -63,11 +66,13 @@ class Entry:
 _hot = {route.path: route for route in (*chat.HOT_ROUTES, responses.RESPONSES_ROUTE, messages.MESSAGES_ROUTE)}
 _FILES, _STORES = "/v1/files", "/v1/vector_stores"
 _FILE, _ONE = f"{_FILES}/{{file_id:str}}", f"{_STORES}/{{vector_store_id:str}}"
+_JOBS = "/v1/batches"
+_JOB = f"{_JOBS}/{{batch_id:str}}"
 _UPLOAD = "/v1/uploads/{upload_id:str}"
 _MEMBERS, _BATCHES = f"{_ONE}/files", f"{_ONE}/file_batches"
 _MEMBER, _BATCH = f"{_MEMBERS}/{{file_id:str}}", f"{_BATCHES}/{{batch_id:str}}"
-_JOBS = "/v1/batches"
-_JOB = f"{_JOBS}/{{batch_id:str}}"
+_COMPLETIONS = "/v1/chat/completions"
+_COMPLETION = f"{_COMPLETIONS}/{{completion_id:str}}"
 _RESPONSE = "/v1/responses/{response_id:str}"
 _CONVERSATIONS = "/v1/conversations"
 _CONVERSATION = f"{_CONVERSATIONS}/{{conversation_id:str}}"
@@ -76,6 +81,26 @@ _STORE, _MEMBER_OBJECT, _BATCH_OBJECT = objects.VectorStoreObject, objects.Store
 
 TABLE: tuple[Entry, ...] = (
     Entry("POST", "/v1/chat/completions", "models.use", "Answer a chat", _hot["/v1/chat/completions"], ChatRequest),
+    Entry("GET", _COMPLETIONS, "responses.read", "List stored chats", completions.list_completions),
+    Entry("GET", _COMPLETION, "responses.read", "Get a stored chat", completions.get_completion),
+    Entry(
+        "POST",
+        _COMPLETION,
+        "responses.write",
+        "Change a stored chat's metadata",
+        completions.update_completion,
+        completions.UpdateCompletion,
+    ),
+    Entry(
+        "DELETE",
+        _COMPLETION,
+        "responses.write",
+        "Delete a stored chat",
+        completions.delete_completion,
+        None,
+        objects.Deleted,
+    ),
+    Entry("GET", f"{_COMPLETION}/messages", "responses.read", "List what was asked", completions.list_messages),
     Entry("POST", "/v1/completions", "models.use", "Complete a text", _hot["/v1/completions"], CompletionRequest),
     Entry("POST", "/v1/embeddings", "models.use", "Embed texts", _hot["/v1/embeddings"], EmbeddingRequest),
     Entry("POST", "/v1/responses", "models.use", "Make a response", _hot["/v1/responses"], ResponsesRequest),
@@ -323,31 +348,6 @@ TABLE: tuple[Entry, ...] = (
         audit="stores.cancel_batch",
     ),
     Entry("GET", f"{_BATCH}/files", "stores.read", "List a batch's files", file_batches.list_batch_files),
-    Entry("GET", "/v1/audit/events", "audit.read", "Read the audit log", audit.list_events, None, audit.AuditEventList),
-    Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, None, health.Health),
-    Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, None, health.Health),
-    Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document),
-)
-
-
-def route_handlers(public_docs: bool) -> list[BaseRouteHandler]:
-    """Litestar's handlers for the whole table."""
-    return [_handler(entry, public_docs) for entry in TABLE]
-
-
-def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
-    action = PUBLIC if public_docs and entry.action == "docs.read" else entry.action
-    opt: dict[str, Any] = {ACTION: action}
-    if isinstance(entry.handler, hot.Route):
-        opt[FORM] = entry.handler.form
-        return ASGIRouteHandler(entry.path, opt=opt, copy_scope=False)(entry.handler.__call__)
-    handler = audit.reporting(entry.handler, entry.audit) if entry.audit else entry.handler
-    if entry.method == "POST" and entry.action.endswith(".write"):
-        handler = idempotent(handler)
-    # RFC 9110 section 9.1: who takes GET takes HEAD; the server leaves out the body.
-    methods = ["GET", "HEAD"] if entry.method == "GET" else [entry.method]
-    return HTTPRouteHandler(entry.path, http_method=methods, opt=opt, status_code=200)(_with_headers(handler))  # type: ignore[arg-type]
-
     Entry(
         "POST",
         _JOBS,
@@ -370,6 +370,76 @@ def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
         batches.BatchObject,
         audit="batches.cancel",
     ),
+    Entry("GET", "/v1/audit/events", "audit.read", "Read the audit log", audit.list_events, None, audit.AuditEventList),
+    Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, None, health.Health),
+    Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, None, health.Health),
+    Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document),
+)
+
+
+def route_handlers(public_docs: bool) -> list[BaseRouteHandler]:
+    """Litestar's handlers for the whole table."""
+    mounts = {entry.path: entry for entry in TABLE if isinstance(entry.handler, hot.Route)}
+    plain = [entry for entry in TABLE if entry.path not in mounts]
+    beside = [entry for entry in TABLE if entry.path in mounts and entry is not mounts[entry.path]]
+    return [
+        *(_mount(entry, [other for other in beside if other.path == path]) for path, entry in mounts.items()),
+        *(_handler(entry, public_docs) for entry in plain),
+    ]
+
+
+def _mount(entry: Entry, beside: list[Entry]) -> BaseRouteHandler:
+    """A hot route. Litestar gives a mount every method, so what else is on its path is told apart here."""
+    route = entry.handler
+    if not isinstance(route, hot.Route):
+        raise TypeError(f"{entry.path} is no hot route")
+    others = {method: other for other in beside for method in _methods(other)}
+    actions = {method: other.action for method, other in others.items()}
+    opt: dict[str, Any] = {ACTION: entry.action, OTHER_ACTIONS: actions, FORM: route.form}
+    apps = {method: _as_app(_wrapped(other)) for method, other in others.items()}
+    app = _by_method({entry.method: route, **apps}) if apps else route.__call__
+    return ASGIRouteHandler(entry.path, opt=opt, copy_scope=False)(app)
+
+
+def _by_method(apps: Mapping[str, ASGIApp]) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found = apps.get(cast("Any", scope)["method"])
+        if found is None:
+            raise MethodNotAllowed("this path does not take that method; see GET /openapi.json", allow=", ".join(apps))
+        await found(scope, receive, send)
+
+    return app
+
+
+def _as_app(handler: Handler) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request: HttpRequest = Request(cast("HTTPScope", scope), receive, send)
+        response = await handler(request)
+        await response.to_asgi_response(None, request)(scope, receive, send)
+
+    return app
+
+
+def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
+    action = PUBLIC if public_docs and entry.action == "docs.read" else entry.action
+    route = HTTPRouteHandler(entry.path, http_method=_methods(entry), opt={ACTION: action}, status_code=200)  # type: ignore[arg-type]
+    return route(_wrapped(entry))
+
+
+def _methods(entry: Entry) -> list[str]:
+    """RFC 9110 section 9.1: who takes GET takes HEAD; the server leaves out the body."""
+    return ["GET", "HEAD"] if entry.method == "GET" else [entry.method]
+
+
+def _wrapped(entry: Entry) -> Handler:
+    """An ordinary handler with all that surrounds it."""
+    if isinstance(entry.handler, hot.Route):
+        raise TypeError(f"{entry.path} is a hot route")
+    handler = audit.reporting(entry.handler, entry.audit) if entry.audit else entry.handler
+    if entry.method == "POST" and entry.action.endswith(".write"):
+        handler = idempotent(handler)
+    return _with_headers(handler)
+
 
 def _with_headers(handler: Handler) -> Handler:
     """The same handler, its answers carrying the request's id and how long it took."""

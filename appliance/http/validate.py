@@ -10,6 +10,7 @@ from appliance.errors import BadRequest
 from appliance.wire import (
     ChatRequest,
     CompletionRequest,
+    ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
     Message,
@@ -23,12 +24,12 @@ MAX_TOKEN_IDS = 4096
 MAX_PROMPT = 1_000_000
 """Entries of a prompt that is an array: texts, token arrays or token ids."""
 DEFAULT_COMPLETION_TOKENS = 16
-MAX_METADATA = 16
+PARTS = ("text", "image_url", "input_audio", "file", "audio_url", "video_url", "refusal")
+"""The types of message parts; each part has a field of that name."""
 _FREE_FORM = (
     "tools",
     "tool_choice",
     "response_format",
-    "metadata",
     "functions",
     "function_call",
     "structured_outputs",
@@ -53,8 +54,6 @@ def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
     _check_messages(request.messages, request.tools, limits)
     if request.top_logprobs is not None and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-    if request.metadata is not None and len(request.metadata) > MAX_METADATA:
-        raise BadRequest(f"metadata holds more than {MAX_METADATA} keys", param="metadata")
     _check_sampling(request, limits)
     _check_tokens(request.max_completion_tokens, "max_completion_tokens", limits)
 
@@ -101,7 +100,18 @@ def _check_message(message: Message, where: str) -> None:
         if len(message.content) > MAX_PARTS:
             raise BadRequest(f"{where}.content holds more than {MAX_PARTS} parts; join them", param=f"{where}.content")
         for i, part in enumerate(message.content):
-            check_depth(part.input_audio, f"{where}.content[{i}].input_audio")
+            _check_part(part, f"{where}.content[{i}]")
+
+
+def _check_part(part: ContentPart, where: str) -> None:
+    if part.type not in PARTS:
+        raise BadRequest(f"{where}.type must be one of {', '.join(PARTS)}", param=f"{where}.type")
+    if getattr(part, part.type) is None:
+        raise BadRequest(
+            f"{where}.{part.type} is required", param=f"{where}.{part.type}", code="missing_required_parameter"
+        )
+    for name in ("input_audio", "file", "audio_url", "video_url"):
+        check_depth(getattr(part, name), f"{where}.{name}")
 
 
 def _check_tool(tool: dict[str, Any], where: str) -> None:

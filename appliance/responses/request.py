@@ -6,16 +6,14 @@ Input items become messages, tools and output formats take their chat form. What
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from appliance.errors import BadRequest
 from appliance.responses.items import messages_of
-from appliance.wire import ChatRequest, Count, Message, Probability, StreamOptions, Temperature
+from appliance.wire import ChatRequest, Count, Message, Metadata, Probability, StreamOptions, Temperature
 
-Label = Annotated[str, msgspec.Meta(max_length=512)]
-Metadata: TypeAlias = Annotated[dict[Annotated[str, msgspec.Meta(max_length=64)], Label], msgspec.Meta(max_length=16)]
 RESULTS = "file_search_call.results"
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (RESULTS, LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url")

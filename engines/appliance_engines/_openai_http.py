@@ -139,12 +139,17 @@ class Client:
 
 
 def encode_request(call: Call, model: str, salt: CacheSalt | None = None) -> bytes:
-    """The body for the server: its own model name, our salt, no nulls, and token counts at the end of every stream."""
+    """The body for the server: its own model name, our salt, no nulls, and token counts at the end of every stream.
+
+    ``store`` and its metadata stay here: what is kept is kept in our own database, nowhere else.
+    """
     given = call.request.cache_salt
     changes: dict[str, object] = {"model": model, "cache_salt": salt.of(call.principal, given) if salt else None}
     if call.operation != "embeddings":
         changes["stream"] = True if call.stream else None
         changes["stream_options"] = {"include_usage": True} if call.stream else None
+    if call.operation == "chat":
+        changes["store"] = changes["metadata"] = None
     request = msgspec.structs.replace(call.request, **changes)
     extra = getattr(request, "extra", None)
     if not extra:

@@ -327,7 +327,6 @@ FREE_FORM = [
     (CHAT, b'"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]'),
     (CHAT, b'"tool_choice":{"x":%s}'),
     (CHAT, b'"response_format":{"x":%s}'),
-    (CHAT, b'"metadata":{"x":%s}'),
     (CHAT, b'"functions":[{"x":%s}]'),
     (CHAT, b'"function_call":{"x":%s}'),
     (CHAT, b'"structured_outputs":{"x":%s}'),
@@ -401,9 +400,12 @@ def test_no_shape_of_messages_gives_a_5xx(direct, messages):
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
 def test_other_methods_on_a_hot_route_are_405(shared, path, method):
+    allowed = ["POST", "GET", "HEAD"] if path == CHAT else ["POST"]
+    if method in allowed:
+        return
     response = shared.request(method, path)
     assert response.status_code == 405
-    assert response.headers["allow"] == "POST"
+    assert response.headers["allow"] == ", ".join(allowed)
     if method != "HEAD":
         assert_openai_error(response, 405)
 

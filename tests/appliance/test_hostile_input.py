@@ -55,7 +55,7 @@ def test_f4_a_file_name_holds_nothing_invisible(name):
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 HUGE = {
-    "metadata": {"metadata": {"a": [[]] * 60_000}},
+    "response_format": {"response_format": {"a": [[]] * 60_000}},
     "tools": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1] * 60_000}}}]},
     "logit_bias": {"logit_bias": {str(i): 1 for i in range(5_000)}},
     "stop_token_ids": {"stop_token_ids": [1] * 5_000},

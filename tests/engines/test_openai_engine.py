@@ -91,6 +91,13 @@ async def test_streams_always_ask_for_token_counts(engine: OpenAIEngine, upstrea
     assert upstream.exchanges[-1].body["stream_options"] == {"include_usage": True}
 
 
+async def test_what_the_client_wants_kept_is_not_kept_by_the_server_too(
+    engine: OpenAIEngine, upstream: UpstreamServer
+) -> None:
+    await collect(await engine.generate(chat(store=True, metadata={"a": "b"})))
+    assert not {"store", "metadata"} & set(upstream.exchanges[-1].body)
+
+
 async def test_fields_that_configuration_passes_on_reach_the_body_but_override_nothing(
     engine: OpenAIEngine, upstream: UpstreamServer
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.storage.tables import audit, batches, idempotency, responses, sessions, uploads, usage
+from appliance.storage.tables import audit, batches, completions, idempotency, responses, sessions, uploads, usage
 from appliance.storage.tables.base import Base, Tenanted
 from appliance.storage.tables.documents import File, FileBatch, FileReader, Job, StoreFile, VectorStore
 from appliance.storage.tables.keys import ApiKey
@@ -19,6 +19,7 @@ __all__ = [
     "VectorStore",
     "audit",
     "batches",
+    "completions",
     "idempotency",
     "responses",
     "sessions",

@@ -115,6 +115,7 @@ async def fill(client: httpx.AsyncClient, name: str) -> dict[str, str]:
         "file_id": file,
         "batch_id": batch,
         "response_id": await made("/v1/responses", json={"model": "m", "input": "hi"}),
+        "completion_id": await made("/v1/chat/completions", json={**chat(), "store": True}),
         "conversation_id": conversation,
         "item_id": items[0]["id"],
         "upload_id": upload_id,

@@ -1,0 +1,98 @@
+"""``/v1/chat/completions`` of those that were kept: list, get, label and delete them. ``http/chat.py`` makes them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from litestar import Response
+
+from appliance.errors import BadRequest
+from appliance.http.objects import Deleted
+from appliance.http.requests import HttpRequest, answer, item_page, listing, page_of, principal, read_json, runtime
+from appliance.storage import completions
+from appliance.storage.tables.completions import StoredCompletion
+from appliance.storage.tenancy import TenantSession
+from appliance.wire import MAX_METADATA, Metadata, decoder
+
+_LABEL = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
+
+
+class UpdateCompletion(msgspec.Struct, kw_only=True):
+    """``POST /v1/chat/completions/{completion_id}``; null takes the metadata away."""
+
+    metadata: Metadata | None
+
+
+_decode_update = decoder(UpdateCompletion)
+
+
+async def list_completions(request: HttpRequest) -> Response[bytes]:
+    """``GET /v1/chat/completions``, oldest first by default; ``model`` and ``metadata[KEY]`` narrow it."""
+    caller, wanted = principal(request), page_of(request, order="asc")
+    model, labels = request.query_params.get("model"), _labels(request)
+    async with runtime(request).database.tenant(caller.tenant, write=False) as session:
+        rows, more = await completions.page(session, wanted, caller.user, model=model, labels=labels)
+    return answer(listing([_object(row) for row in rows], [row.id for row in rows], has_more=more))
+
+
+async def get_completion(request: HttpRequest) -> Response[bytes]:
+    """``GET /v1/chat/completions/{completion_id}``."""
+    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+        return answer(_object(await _row(session, request)))
+
+
+async def update_completion(request: HttpRequest) -> Response[bytes]:
+    """``POST /v1/chat/completions/{completion_id}``: other metadata."""
+    body = await read_json(request, _decode_update)
+    async with runtime(request).database.tenant(principal(request).tenant) as session:
+        row = await _row(session, request)
+        await completions.relabel(session, row, body.metadata or {})
+        return answer(_object(row))
+
+
+async def delete_completion(request: HttpRequest) -> Response[bytes]:
+    """``DELETE /v1/chat/completions/{completion_id}``."""
+    async with runtime(request).database.tenant(principal(request).tenant) as session:
+        row = await _row(session, request)
+        await session.delete(row)
+    return answer(Deleted(id=row.id, object="chat.completion.deleted"))
+
+
+async def list_messages(request: HttpRequest) -> Response[bytes]:
+    """``GET /v1/chat/completions/{completion_id}/messages``: what was asked, oldest first by default."""
+    wanted = page_of(request, order="asc")
+    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+        row = await _row(session, request)
+    return answer(item_page([_message(row.id, i, message) for i, message in enumerate(row.messages)], wanted))
+
+
+async def _row(session: TenantSession, request: HttpRequest) -> StoredCompletion:
+    return await completions.get(session, request.path_params["completion_id"], principal(request).user)
+
+
+def _labels(request: HttpRequest) -> dict[str, str]:
+    """The metadata asked for. Raises BadRequest where it is more than a completion can have."""
+    given = {found[1]: value for name, value in request.query_params.items() if (found := _LABEL.fullmatch(name))}
+    if len(given) > MAX_METADATA:
+        raise BadRequest(f"metadata: at most {MAX_METADATA} keys can be asked for", param="metadata")
+    return given
+
+
+def _object(row: StoredCompletion) -> dict[str, Any]:
+    return {**row.body, "metadata": row.labels}
+
+
+def _message(completion_id: str, place: int, message: dict[str, Any]) -> dict[str, Any]:
+    """A message with an id; one of parts shows its text, and of its parts those that OpenAI's object knows."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else None
+    texts = [part["text"] for part in parts or () if part.get("text")]
+    return {
+        "refusal": None,
+        **message,
+        "id": f"{completion_id}-{place}",
+        "content": content if parts is None else "\n".join(texts) or None,
+        "content_parts": None if parts is None else [part for part in parts if part["type"] in ("text", "image_url")],
+    }
