@@ -302,13 +302,6 @@ def _spelled(text: str, top: int) -> dict[str, Any]:
     return {**token, "top_logprobs": [token, *others] if top else []}
 
 
-def _spelled(text: str, top: int) -> dict[str, Any]:
-    """A token with its log probability, and as many others as asked for."""
-    token = {"token": text, "logprob": -0.25, "bytes": list(text.encode())}
-    others = [{"token": f"{text}{place}", "logprob": -1.0 - place, "bytes": None} for place in range(1, top)]
-    return {**token, "top_logprobs": [token, *others] if top else []}
-
-
 def prompt_words(request: ChatRequest | CompletionRequest) -> int:
     """The scripted engine's token count: words of all messages, or of the prompt."""
     if isinstance(request, ChatRequest):
