@@ -53,6 +53,7 @@ async def explain(runtime: Runtime, subject: str, action: str, object_: str) -> 
     await runtime.database.start()
     try:
         principal, credential = await _subject(runtime, subject)
+        principal = runtime.pipeline.within_tenant(principal)
         refused = await _refusal(runtime, principal, action, object_)
         reach = await _reach(runtime, principal, action, object_)
     finally:
@@ -137,16 +138,27 @@ async def _reach(runtime: Runtime, principal: Principal, action: str, object_: s
         if family == "models":
             runtime.models.resolve(object_, principal)
         else:
-            async with runtime.database.tenant(principal.tenant, stores=principal.stores, write=False) as session:
+            readers = await runtime.pipeline.readers(principal, object_)
+            async with runtime.database.tenant(
+                principal.tenant, stores=principal.stores, readers=readers, write=False
+            ) as session:
                 if family == "files":
                     await files.get(session, object_, principal.user)
                 else:
                     await _find_store(session, object_)
     except NotFound:
-        limits = "" if principal.stores is None else f" and the stores {', '.join(sorted(principal.stores))}"
-        text = f"{object_[:64]!r} is not there for the tenant {principal.tenant}{limits if family == 'stores' else ''}"
+        text = f"{object_[:64]!r} is not there for the tenant {principal.tenant}{_limits(principal, family)}"
         return [Reason(ok=False, text=text)]
     return [Reason(ok=True, text=f"{object_!r} is there for the tenant {principal.tenant}")]
+
+
+def _limits(principal: Principal, family: str) -> str:
+    """What else than the tenant may keep an object from the caller."""
+    if family == "files":
+        return ", or not for this caller"
+    if family == "stores" and principal.stores is not None:
+        return f" and the stores {', '.join(sorted(principal.stores))}"
+    return ""
 
 
 async def _find_store(session: TenantSession, name: str) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -123,10 +123,10 @@ class Pipeline:
         challenge = "invalid_token" if check_form(headers, query) else None
         for authenticator in enabled:
             if principal := await authenticator.authenticate(headers):
-                return self._kept_to_tenant(principal)
+                return self.within_tenant(principal)
         raise Unauthenticated(challenge=challenge)
 
-    def _kept_to_tenant(self, principal: Principal) -> Principal:
+    def within_tenant(self, principal: Principal) -> Principal:
         """The caller, with no more vector stores than the tenant may reach (``auth.tenants``)."""
         tenant = self.tenants.get(principal.tenant)
         if tenant is None or tenant.stores is None:
@@ -152,6 +152,10 @@ class Pipeline:
         except Forbidden:
             return False
         return True
+
+    async def readers(self, principal: Principal, resource: str) -> Collection[str] | None:
+        """Whose documents a caller sees, for ``Database.tenant``; ``None``, all, for who may ``access.manage``."""
+        return None if await self.may(principal, "access.manage", resource) else principal.readers
 
     @asynccontextmanager
     async def answer(self, call: Call, template: str) -> AsyncIterator[Answer]:

@@ -41,8 +41,7 @@ async def tenant_session(request: HttpRequest, *, write: bool = True) -> AsyncIt
     Whoever manages access (``access.manage``) sees every document of the tenant in it.
     """
     caller, services = principal(request), runtime(request)
-    manages = await services.pipeline.may(caller, "access.manage", request.scope["path"])
-    readers = None if manages else caller.readers
+    readers = await services.pipeline.readers(caller, request.scope["path"])
     async with services.database.tenant(caller.tenant, stores=caller.stores, readers=readers, write=write) as session:
         yield session
 

@@ -12,10 +12,11 @@ import yaml
 from appliance import cli
 from appliance.config import load
 from appliance.plugin import KeyStore
-from appliance.storage import stores
+from appliance.storage import files, store_files, stores
 from appliance.storage.database import Database
 from appliance.testing import make_app
 from appliance.testing.scripted import ScriptedPlugin
+from appliance.types import Access
 
 CONFIG = {
     "plugins": ["scripted", "api_keys", "rbac"],
@@ -113,6 +114,32 @@ def test_a_vector_store_is_there_for_its_tenant_and_for_those_who_may_reach_it(a
         code, out, _ = ask("role:admin,tenant:team-a,store:other", "stores.search", name)
         assert code == 1
         assert "is not there for the tenant team-a and the stores other" in out
+
+
+def test_what_a_tenant_may_not_reach_its_callers_may_not_either(ask, config, in_database, store_id):
+    config.write_text(yaml.safe_dump({**CONFIG, "auth": {"tenants": {"team-a": {"stores": ["other"]}}}}))
+    key = make_key(in_database, tenant="team-a", roles=["admin"])
+    for subject in ("role:admin,tenant:team-a", f"key:{key.id}"):
+        code, out, _ = ask(subject, "stores.search", "handbook")
+        assert code == 1
+        assert "is not there for the tenant team-a and the stores other" in out
+
+
+def test_a_document_is_there_for_its_readers_and_for_who_manages_access(ask, in_database, store_id):
+    async def work(database):
+        async with database.tenant("team-a") as session:
+            session.add(files.new("file-1", "a.txt", "assistants", size=1, sha256="0" * 64))
+            await session.flush()
+            access = Access(groups=("hr",))
+            await store_files.attach(
+                session, store_id, "file-1", attributes={}, chunk_size=800, chunk_overlap=400, access=access
+            )
+
+    in_database(work)
+    for who, allowed in (("group:hr", True), ("group:it", False), ("role:knowledge-manager", True)):
+        code, out, _ = ask(f"tenant:team-a,role:user,{who}", "files.read", "file-1")
+        assert (code == 0) is allowed, out
+        assert allowed or "is not there for the tenant team-a, or not for this caller" in out
 
 
 def test_a_key_is_judged_by_what_it_was_made_with(ask, in_database, store_id):
