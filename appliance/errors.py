@@ -61,7 +61,7 @@ class RequestError(ApplianceError):
     offending field, ``retry_after`` is in seconds, ``headers`` are further ones for the reply.
     """
 
-    status: ClassVar[int] = 500
+    status: int = 500
     type: ClassVar[str] = "server_error"
     code: str | None = None
 

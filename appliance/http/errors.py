@@ -66,7 +66,6 @@ def as_request_error(error: BaseException) -> RequestError:
 def problem(error: BaseException, auth: AuthConfig, form: ErrorForm = OPENAI) -> Problem:
     """Turn an exception into status, body and headers."""
     shown = as_request_error(error)
-    status = getattr(shown, "http_status", shown.status)
     headers = {"content-type": JSON, **shown.headers}
     if shown.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(shown.retry_after)))
@@ -74,7 +73,7 @@ def problem(error: BaseException, auth: AuthConfig, form: ErrorForm = OPENAI) ->
         headers["allow"] = shown.allow
     if (told := challenge(shown, auth)) is not None:
         headers["www-authenticate"] = told
-    return Problem(status, _encode(form.body(shown)), headers)
+    return Problem(shown.status, _encode(form.body(shown)), headers)
 
 
 def log_unexpected(error: BaseException, request_id: str) -> None:
@@ -101,9 +100,9 @@ class _Routing(RequestError):
 
     type = "invalid_request_error"
 
-    def __init__(self, message: str, http_status: int, code: str) -> None:
+    def __init__(self, message: str, status: int, code: str) -> None:
         super().__init__(message, code=code)
-        self.http_status = http_status
+        self.status = status
 
 
 def _from_litestar(error: HTTPException) -> RequestError:

@@ -35,8 +35,8 @@ _TYPES = {
 
 def error_body(error: RequestError) -> Json:
     """Anthropic's error object. ``param`` and ``code`` are ours: they tell what the message says."""
-    status = getattr(error, "http_status", error.status)
-    shown = {"type": _TYPES.get(status, "api_error"), "message": str(error), "param": error.param, "code": error.code}
+    kind = _TYPES.get(error.status, "api_error")
+    shown = {"type": kind, "message": str(error), "param": error.param, "code": error.code}
     return {"type": "error", "error": shown}
 
 
