@@ -151,13 +151,8 @@ async def report(config: Config, events: Sequence[AuditEvent]) -> None:
     Raises:
         StartError: the database cannot be opened. Unavailable: it is busy or out of reach.
     """
-    database = Database(config.database_url)
-    await database.start()
-    try:
-        async with database.session() as session:
-            await audit.append(session, events)
-    finally:
-        await database.stop()
+    async with Database(config.database_url) as database, database.session() as session:
+        await audit.append(session, events)
 
 
 def _with_origin(event: AuditEvent) -> AuditEvent:

@@ -218,13 +218,9 @@ def prune(before: int, force: bool, config_path: Path, as_json: bool) -> None:
 async def _session(config_path: Path, *, write: bool = False) -> AsyncIterator[AsyncSession]:
     from appliance.storage.database import Database
 
-    database = Database(load(config_path).database_url)
-    await database.start()
-    try:
-        async with database.session(write=write) as session:
-            yield session
-    finally:
-        await database.stop()
+    url = load(config_path).database_url
+    async with Database(url) as database, database.session(write=write) as session:
+        yield session
 
 
 async def _newest(config_path: Path, query: AuditQuery, limit: int) -> list[AuditRecord]:

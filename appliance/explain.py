@@ -50,14 +50,11 @@ async def explain(runtime: Runtime, subject: str, action: str, object_: str) -> 
         close = difflib.get_close_matches(action, PERMISSIONS, n=1)
         meant = f"did you mean {close[0]}?" if close else "docs/access.md lists them"
         raise BadRequest(f"ACTION: no permission is named {action}; {meant}")
-    await runtime.database.start()
-    try:
+    async with runtime.database:
         principal, credential = await _subject(runtime, subject)
         principal = runtime.pipeline.within_tenant(principal)
         refused = await _refusal(runtime, principal, action, object_)
         reach = await _reach(runtime, principal, action, object_)
-    finally:
-        await runtime.database.stop()
     against = [*_against(credential), *refused, *_against(reach)]
     return Explanation(
         allowed=not against,

@@ -18,8 +18,9 @@ from sqlalchemy import URL, Column, Connection, MetaData, String, Table, event, 
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm.exc import StaleDataError
 
-from appliance.errors import BadRequest, ConfigError, OutOfSpace, RequestError, StartError, Unavailable
+from appliance.errors import BadRequest, ConfigError, Conflict, OutOfSpace, RequestError, StartError, Unavailable
 from appliance.storage.tables import Base
 from appliance.storage.tenancy import TenantSession
 
@@ -38,12 +39,12 @@ _VERSIONS = Table("alembic_version", MetaData(), Column("version_num", String(32
 _FULL = ("database or disk is full", "No space left", "disk quota")
 _OUT_OF_REACH = ("08", "25P0", "28", "3D", "40", "53", "55P03", "57")
 """SQLSTATEs, by their beginnings, of what another try may not meet: PostgreSQL's appendix A."""
-_DISK_FULL, _NUL_CHARACTER = "53100", "22021"
+_DISK_FULL, _NUL_CHARACTER, _TOO_LONG = "53100", "22021", "22001"
 _Session = TypeVar("_Session", bound=AsyncSession)
 
 
 class Database:
-    """One database; made once a process."""
+    """One database; made once a process. Commands use it as an async context manager, which starts and stops it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -71,6 +72,13 @@ class Database:
         if self._engine is not None:
             await self._engine.dispose()
         self._engine = self._writer = None
+
+    async def __aenter__(self) -> Database:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     @asynccontextmanager
     async def tenant(
@@ -102,7 +110,8 @@ class Database:
         Raises:
             OutOfSpace: the disk is full.
             Unavailable: the database is locked for too long, or out of reach.
-            BadRequest: a text holds a character that the database cannot keep.
+            BadRequest: a text is too long, or holds a character that the database cannot keep.
+            Conflict: a row that it changed was deleted meanwhile.
         """
         async with self._transaction(lambda bind: AsyncSession(bind, expire_on_commit=False), write) as made:
             yield made
@@ -121,6 +130,8 @@ class Database:
             if translated := _translated(error):
                 raise translated from error
             raise
+        except StaleDataError as error:
+            raise Conflict("it was deleted at the same time") from error
 
     async def ping(self) -> None:
         """Raise ``Unavailable`` unless the database answers."""
@@ -237,6 +248,8 @@ def _translated(error: DBAPIError) -> RequestError | None:
         return OutOfSpace("the disk that holds the database is full; free some space")
     if state == _NUL_CHARACTER:
         return BadRequest("a text holds a NUL character, which cannot be kept; remove it")
+    if state == _TOO_LONG:
+        return BadRequest("a text is longer than the database keeps; shorten ids, names and labels")
     if isinstance(error, OperationalError) or error.connection_invalidated or state.startswith(_OUT_OF_REACH):
         return Unavailable("the database is busy or out of reach; try again", retry_after=1)
     return None

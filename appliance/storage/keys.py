@@ -106,12 +106,8 @@ class KeyStore:
     @asynccontextmanager
     async def open(cls, config_path: Path) -> AsyncIterator[KeyStore]:
         """The keys of a configuration's database, whether the appliance runs or not. Raises ConfigError, StartError."""
-        database = Database(load(config_path).database_url)
-        await database.start()
-        try:
+        async with Database(load(config_path).database_url) as database:
             yield cls(database)
-        finally:
-            await database.stop()
 
     @staticmethod
     def key_id_of(text: str) -> str | None:

@@ -90,12 +90,8 @@ class UsageStore:
     @asynccontextmanager
     async def open(cls, config_path: Path) -> AsyncIterator[UsageStore]:
         """The usage of a configuration's database. Raises ConfigError, StartError."""
-        database = Database(load(config_path).database_url)
-        await database.start()
-        try:
+        async with Database(load(config_path).database_url) as database:
             yield cls(database)
-        finally:
-            await database.stop()
 
     async def book(self, batch: str, sums: Mapping[UsageKey, UsageSums], *, forget: Sequence[str] = ()) -> bool:
         """Add a batch to the days; false when it was there already.

@@ -52,12 +52,8 @@ def in_database(config):
 
     def run(work):
         async def inside():
-            database = Database(load(config).database_url)
-            await database.start()
-            try:
+            async with Database(load(config).database_url) as database:
                 return await work(database)
-            finally:
-                await database.stop()
 
         return asyncio.run(inside())
 
