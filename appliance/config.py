@@ -89,6 +89,8 @@ class ModelConfig(Strict, frozen=True):
     """How many passages a bound store contributes; default ``retrieval.max_num_results``."""
     pass_fields: tuple[str, ...] = ()
     """Unknown request fields that go to the engine instead of being ignored."""
+    inputs: tuple[Literal["image", "audio", "video", "file"], ...] | None = None
+    """Kinds of message parts that the model reads beside text; ``None`` leaves that to the engine."""
     price: PriceConfig | None = None
     """For usage and spend limits; an alias without one costs what its target does."""
     options: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from functools import partial
 from appliance.errors import ApplianceError
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.removal import remove_file
-from appliance.storage import files, idempotency, responses, uploads
+from appliance.storage import completions, files, idempotency, responses, uploads
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.storage.ids import now_us
@@ -81,7 +81,9 @@ class Housekeeper:
     async def _forget_responses(self) -> None:
         if self._keep_responses_days is not None:
             async with self._database.session() as session:
-                await responses.prune(session, now_us() - self._keep_responses_days * _DAY_US)
+                before = now_us() - self._keep_responses_days * _DAY_US
+                await responses.prune(session, before)
+                await completions.prune(session, before)
 
     async def _sweep_blobs(self) -> None:
         await sweep_blobs(self._database, self._blobs)

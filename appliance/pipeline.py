@@ -33,6 +33,7 @@ from appliance.errors import (
 )
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever, file_search_tools
+from appliance.models.inputs import check_inputs
 from appliance.protocols import Admitter, Authenticator, Authorizer, Telemetry, TraceSpan
 from appliance.recording import Recording
 from appliance.streams import cited, observed
@@ -164,8 +165,10 @@ class Pipeline:
         ``template`` is the route, for the trace. Raises any RequestError before the first chunk, and while iterating.
         """
         async with self._run(call, template) as (record, span, held, admissions):
-            self.models.resolve(call.model, call.principal)
+            inputs = self.models.resolve(call.model, call.principal).inputs
             await self.authorize(call.principal, "models.use", call.model)
+            if inputs is not None:
+                check_inputs(call.model, inputs, call.request)
             if asks_logprobs(call.request):
                 await self.authorize(call.principal, "logprobs.read", call.model)
             await self._admit(call, record, held, admissions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from appliance.config import Config, ModelConfig, TenantConfig
@@ -29,6 +29,8 @@ class Model:
     vector_stores: tuple[str, ...] = ()
     max_num_results: int | None = None
     pass_fields: frozenset[str] = frozenset()
+    inputs: tuple[str, ...] | None = None
+    """Kinds of message parts that it reads beside text; ``None``: its engine knows."""
     embeds: bool = False
     tokenizer: Tokenizer | None = None
     """The engine, where it can tokenise."""
@@ -99,7 +101,9 @@ def build_models(
             built[model.name] = Model(model.name, model.name, EmbeddingEngine(model.name, knowledge), embeds=True)
     for model in config.models:
         if model.alias_of is not None:
-            built[model.name] = _entry(model, model.alias_of, built[model.alias_of].engine)
+            target = built[model.alias_of]
+            entry = _entry(model, model.alias_of, target.engine)
+            built[model.name] = entry if entry.inputs is not None else replace(entry, inputs=target.inputs)
     return Models({m.name: built[m.name] for m in config.models if m.name in built}, config.auth.tenants)
 
 
@@ -147,5 +151,6 @@ def _entry(model: ModelConfig, serves: str, engine: Engine) -> Model:
         vector_stores=model.vector_stores,
         max_num_results=model.max_num_results,
         pass_fields=frozenset(model.pass_fields),
+        inputs=model.inputs,
         tokenizer=engine if isinstance(engine, Tokenizer) else None,
     )

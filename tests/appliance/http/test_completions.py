@@ -1,13 +1,18 @@
 """Stored chat completions through the official client."""
 
+import json
+
 import openai
 import pytest
 from client_types import exactly
 from inline import Keys, provides
 from loopback import Box
 from openai.types.chat import ChatCompletion, ChatCompletionDeleted, ChatCompletionStoreMessage
+from sqlalchemy import select
 
-from appliance.plugin import Principal
+from appliance.http.internal import ask
+from appliance.plugin import ANONYMOUS, Principal
+from appliance.storage.tables.completions import CompletionLabel, StoredCompletion
 from appliance.testing import CallTool, Emit, Fail
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -209,3 +214,23 @@ async def test_others_find_nothing_and_without_permission_nothing_is_kept(box) -
             with pytest.raises(openai.PermissionDeniedError, match="responses"):
                 await call
         assert (await as_["asks"].create(model="m", messages=HELLO)).choices[0].message.content == "hello"
+
+
+async def test_they_are_forgotten_with_the_responses(box) -> None:
+    async with box(None, {"limits": {"keep_responses_days": 2}}) as b:
+        old, new = await made(b, metadata={"a": "1"}), await made(b)
+        async with b.runtime.database.session() as session:
+            row = await session.get(StoredCompletion, old.id)
+            row.created_us -= 3 * 86_400 * 1_000_000
+        await b.runtime.housekeeper.tidy()
+        assert await ids(b) == [new.id]
+        async with b.runtime.database.session(write=False) as session:
+            assert (await session.scalars(select(CompletionLabel.key))).all() == []
+
+
+async def test_a_batch_keeps_what_its_lines_ask_to_be_kept(box) -> None:
+    """A line is answered as a request is."""
+    async with box() as b:
+        body = {"model": "m", "messages": HELLO, "store": True, "metadata": {"from": "batch"}}
+        answered = await ask(b.runtime, PATH, json.dumps(body).encode(), ANONYMOUS, "req")
+        assert await ids(b, metadata={"from": "batch"}) == [json.loads(answered.body)["id"]]
