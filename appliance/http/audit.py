@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Response
 
 from appliance.audit import Verdict
 from appliance.errors import BadRequest, RequestError
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, runtime, tenant_session
+from appliance.http.requests import HttpRequest, Page, answer, listing, principal, query_of, runtime, tenant_session
 from appliance.storage import audit
 from appliance.storage.ids import time_of
 
@@ -28,6 +28,20 @@ class AuditEventList(msgspec.Struct, frozen=True, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class EventPage(Page, frozen=True, kw_only=True):
+    """The parameters of the log; times as ``2026-11-30T09:00:00Z``, ``after`` and ``before`` are numbers of entries."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_MAX_PAGE)] = 20
+    principal: str | None = None
+    user: str | None = None
+    action: str | None = None
+    object: str | None = None
+    file: str | None = None
+    outcome: Verdict | None = None
+    since: str | None = None
+    until: str | None = None
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -63,8 +77,9 @@ def _named(request: HttpRequest) -> str | None:
 
 async def list_events(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/audit/events``: the entries of the caller's tenant, newest first."""
-    page, wanted = page_of(request, _MAX_PAGE), _query(request)
-    after, before = _seq(request, "after"), _seq(request, "before")
+    page = query_of(request, EventPage)
+    wanted = _query(page)
+    after, before = _seq(page.after, "after"), _seq(page.before, "before")
     forward = page.order == "asc"
     # As everywhere: a page before a cursor is the one that touches it, so it is read backwards and turned round.
     backwards = before is not None and after is None
@@ -77,17 +92,20 @@ async def list_events(request: HttpRequest) -> Response[bytes]:
     return answer(listing(shown, ids, has_more=len(found) > page.limit))
 
 
-def _query(request: HttpRequest) -> audit.AuditQuery:
-    given = request.query_params
-    outcome = given.get("outcome")
-    if outcome is not None and outcome not in get_args(Verdict):
-        raise BadRequest(f"outcome must be one of {', '.join(get_args(Verdict))}", param="outcome")
-    plain: dict[str, Any] = {name: given.get(name) for name in ("principal", "user", "action", "object", "file")}
-    return audit.AuditQuery(**plain, outcome=outcome, since=_time(request, "since"), until=_time(request, "until"))
+def _query(page: EventPage) -> audit.AuditQuery:
+    return audit.AuditQuery(
+        principal=page.principal,
+        user=page.user,
+        action=page.action,
+        object=page.object,
+        file=page.file,
+        outcome=page.outcome,
+        since=_time(page.since, "since"),
+        until=_time(page.until, "until"),
+    )
 
 
-def _seq(request: HttpRequest, name: str) -> int | None:
-    text = request.query_params.get(name)
+def _seq(text: str | None, name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) < _MAX_SEQ):
@@ -95,8 +113,7 @@ def _seq(request: HttpRequest, name: str) -> int | None:
     return int(text)
 
 
-def _time(request: HttpRequest, name: str) -> int | None:
-    text = request.query_params.get(name)
+def _time(text: str | None, name: str) -> int | None:
     try:
         return None if text is None else time_of(text)
     except ValueError:

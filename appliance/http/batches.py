@@ -9,7 +9,17 @@ from litestar import Response
 
 from appliance.errors import BadRequest
 from appliance.http.objects import FileExpiresAfter, Id, Metadata
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime, tenant_session
+from appliance.http.requests import (
+    HttpRequest,
+    Page,
+    answer,
+    listing,
+    principal,
+    query_of,
+    read_json,
+    runtime,
+    tenant_session,
+)
 from appliance.http.vector_stores import check_keys
 from appliance.storage import files, request_batches
 from appliance.storage.ids import new_id, now, now_us
@@ -140,7 +150,7 @@ async def create_batch(request: HttpRequest) -> Response[bytes]:
 async def list_batches(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/batches``."""
     async with tenant_session(request, write=False) as session:
-        rows, more = await request_batches.page(session, page_of(request), principal(request).user)
+        rows, more = await request_batches.page(session, query_of(request, Page), principal(request).user)
     return answer(listing([batch_object(row) for row in rows], [row.id for row in rows], has_more=more))
 
 

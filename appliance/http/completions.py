@@ -10,7 +10,17 @@ from litestar import Response
 
 from appliance.errors import BadRequest
 from appliance.http.objects import Deleted
-from appliance.http.requests import HttpRequest, answer, item_page, listing, page_of, principal, read_json, runtime
+from appliance.http.requests import (
+    HttpRequest,
+    OldestFirst,
+    answer,
+    item_page,
+    listing,
+    principal,
+    query_of,
+    read_json,
+    runtime,
+)
 from appliance.storage import completions
 from appliance.storage.tables.completions import StoredCompletion
 from appliance.storage.tenancy import TenantSession
@@ -25,15 +35,22 @@ class UpdateCompletion(msgspec.Struct, kw_only=True):
     metadata: Metadata | None
 
 
+class CompletionPage(OldestFirst, frozen=True, kw_only=True):
+    """The parameters of the list; ``metadata[KEY]=VALUE`` stands for entries of ``metadata``."""
+
+    model: str | None = None
+    metadata: dict[str, str] | None = None
+
+
 _decode_update = decoder(UpdateCompletion)
 
 
 async def list_completions(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/chat/completions``, oldest first by default; ``model`` and ``metadata[KEY]`` narrow it."""
-    caller, wanted = principal(request), page_of(request, order="asc")
-    model, labels = request.query_params.get("model"), _labels(request)
+    caller, wanted = principal(request), query_of(request, CompletionPage)
+    labels = _labels(request)
     async with runtime(request).database.tenant(caller.tenant, write=False) as session:
-        rows, more = await completions.page(session, wanted, caller.user, model=model, labels=labels)
+        rows, more = await completions.page(session, wanted, caller.user, model=wanted.model, labels=labels)
     return answer(listing([_object(row) for row in rows], [row.id for row in rows], has_more=more))
 
 
@@ -62,7 +79,7 @@ async def delete_completion(request: HttpRequest) -> Response[bytes]:
 
 async def list_messages(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/chat/completions/{completion_id}/messages``: what was asked, oldest first by default."""
-    wanted = page_of(request, order="asc")
+    wanted = query_of(request, OldestFirst)
     async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
         row = await _row(session, request)
     return answer(item_page([_message(row.id, i, message) for i, message in enumerate(row.messages)], wanted))

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest
 from appliance.http.objects import Deleted
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime
+from appliance.http.requests import HttpRequest, Page, answer, listing, principal, query_of, read_json, runtime
 from appliance.responses.items import read_input
 from appliance.storage import conversations
 from appliance.storage.ids import new_id, now_us
@@ -78,7 +78,7 @@ async def update_conversation(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/conversations/{conversation_id}``."""
     body = await read_json(request, _decode_update)
     async with runtime(request).database.tenant(principal(request).tenant) as session:
-        row = await _row(session, request)
+        row = await _row(session, request, lock=True)
         if not isinstance(body.metadata, UnsetType):
             row.labels = body.metadata or {}
         return answer(_object(row))
@@ -87,7 +87,7 @@ async def update_conversation(request: HttpRequest) -> Response[bytes]:
 async def delete_conversation(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/conversations/{conversation_id}``, with its items; responses stay."""
     async with runtime(request).database.tenant(principal(request).tenant) as session:
-        row = await _row(session, request)
+        row = await _row(session, request, lock=True)
         await session.delete(row)
     return answer(Deleted(id=row.id, object="conversation.deleted"))
 
@@ -96,7 +96,7 @@ async def create_items(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/conversations/{conversation_id}/items``: answers with what was added."""
     new = _new_items((await read_json(request, _decode_items)).items)
     async with runtime(request).database.tenant(principal(request).tenant) as session:
-        await conversations.append(session, await _row(session, request), new)
+        await conversations.append(session, await _row(session, request, lock=True), new)
     return answer(listing(new, [item["id"] for item in new], has_more=False))
 
 
@@ -104,7 +104,7 @@ async def list_items(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/conversations/{conversation_id}/items``, newest first by default."""
     async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
         row = await _row(session, request)
-        rows, more = await conversations.page(session, row.id, page_of(request))
+        rows, more = await conversations.page(session, row.id, query_of(request, Page))
     return answer(listing([item.body for item in rows], [item.id for item in rows], has_more=more))
 
 
@@ -118,7 +118,7 @@ async def get_item(request: HttpRequest) -> Response[bytes]:
 async def delete_item(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/conversations/{conversation_id}/items/{item_id}``: answers with the conversation."""
     async with runtime(request).database.tenant(principal(request).tenant) as session:
-        row = await _row(session, request)
+        row = await _row(session, request, lock=True)
         await session.delete(await conversations.item(session, row.id, request.path_params["item_id"]))
         return answer(_object(row))
 
@@ -129,8 +129,8 @@ def _new_items(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return read_input(raw, "items")
 
 
-async def _row(session: AsyncSession, request: HttpRequest) -> Conversation:
-    return await conversations.get(session, request.path_params["conversation_id"], principal(request).user)
+async def _row(session: AsyncSession, request: HttpRequest, *, lock: bool = False) -> Conversation:
+    return await conversations.get(session, request.path_params["conversation_id"], principal(request).user, lock=lock)
 
 
 def _object(row: Conversation) -> ConversationObject:

@@ -7,8 +7,8 @@ from litestar import Response
 from appliance.config import Config
 from appliance.errors import BadRequest
 from appliance.http.objects import AttachFile, CreateFileBatch, batch_object, store_file_object
-from appliance.http.requests import HttpRequest, answer, listing, page_of, read_json, runtime, tenant_session
-from appliance.http.store_files import status_filter
+from appliance.http.requests import HttpRequest, answer, listing, query_of, read_json, runtime, tenant_session
+from appliance.http.store_files import MemberPage
 from appliance.http.vector_stores import access_of, attach, check_keys, chunk_sizes, knowledge, store_id_of
 from appliance.storage import batches, store_files
 from appliance.types import Access
@@ -55,10 +55,10 @@ async def cancel_batch(request: HttpRequest) -> Response[bytes]:
 
 async def list_batch_files(request: HttpRequest) -> Response[bytes]:
     """``GET .../file_batches/{batch_id}/files``."""
-    store_id, page, status = store_id_of(request), page_of(request), status_filter(request)
+    store_id, page = store_id_of(request), query_of(request, MemberPage)
     async with tenant_session(request, write=False) as session:
         batch = await batches.get(session, store_id, _batch_id(request))
-        rows, more = await store_files.page(session, store_id, page, status=status, among=batch.file_ids)
+        rows, more = await store_files.page(session, store_id, page, status=page.filter, among=batch.file_ids)
     found = [store_file_object(row, manages=session.sees_all) for row in rows]
     return answer(listing(found, [row.file_id for row in rows], has_more=more))
 

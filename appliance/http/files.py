@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
+import msgspec
 from litestar import Response
 from litestar.response import Stream
 
 from appliance.errors import BadRequest, NotFound
 from appliance.http.objects import Deleted, FileExpiresAfter, file_object
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, runtime, tenant_session
+from appliance.http.requests import HttpRequest, Page, answer, listing, principal, query_of, runtime, tenant_session
 from appliance.http.uploads import Upload
 from appliance.knowledge.augment import scope_of
 from appliance.knowledge.removal import remove_file
@@ -25,6 +26,13 @@ PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 MAX_FILES_PAGE = 10_000
 BATCH_FILE_SECONDS = 30 * 86_400
 _READ_BYTES = 1 << 20
+
+
+class FilePage(Page, frozen=True, kw_only=True):
+    """The parameters of the list."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_FILES_PAGE)] = MAX_FILES_PAGE
+    purpose: str | None = None
 
 
 async def upload_file(request: HttpRequest) -> Response[bytes]:
@@ -59,10 +67,9 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
 
 async def list_files(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/files``."""
-    wanted = page_of(request, MAX_FILES_PAGE, default=MAX_FILES_PAGE)
+    wanted = query_of(request, FilePage)
     async with tenant_session(request, write=False) as session:
-        purpose = request.query_params.get("purpose")
-        rows, more = await files.page(session, wanted, purpose, principal(request).user)
+        rows, more = await files.page(session, wanted, wanted.purpose, principal(request).user)
     return answer(listing([file_object(row) for row in rows], [row.id for row in rows], has_more=more))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 from litestar import Request, Response
@@ -13,6 +13,7 @@ from litestar.types import Receive
 
 from appliance.errors import BadRequest, TooLarge, UnsupportedMedia
 from appliance.http.errors import JSON
+from appliance.wire import invalid_field
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 HttpRequest: TypeAlias = Request[Any, Any, Any]
+Order: TypeAlias = Literal["asc", "desc"]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -95,29 +97,33 @@ def _within(body: bytes, limit: int) -> bytes:
     return body
 
 
-class Page(msgspec.Struct, frozen=True):
-    """The paging parameters of list routes."""
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """The paging parameters of list routes; ``after`` and ``before`` are ids of their objects."""
 
-    limit: int = 20
-    order: Literal["asc", "desc"] = "desc"
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    order: Order = "desc"
     after: str | None = None
     before: str | None = None
 
 
-def page_of(request: HttpRequest, maximum: int = 100, *, default: int = 20, order: str = "desc") -> Page:
-    """Read ``limit``, ``order``, ``after`` and ``before``. Raises BadRequest naming the parameter."""
-    query = request.query_params
-    raw_limit, order = query.get("limit", str(default)), query.get("order", order)
-    if (
-        not raw_limit.isascii()
-        or not raw_limit.isdigit()
-        or not 1 <= int(raw_limit[:6]) <= maximum
-        or len(raw_limit) > 6
-    ):
-        raise BadRequest(f"limit must be a whole number from 1 to {maximum}", param="limit")
-    if order not in ("asc", "desc"):
-        raise BadRequest("order must be asc or desc", param="order")
-    return Page(int(raw_limit), order, query.get("after"), query.get("before"))  # type: ignore[arg-type]
+class OldestFirst(Page, frozen=True, kw_only=True):
+    """The same for lists that begin with their oldest object."""
+
+    order: Order = "asc"
+
+
+def query_of(request: HttpRequest, type_: type[_T]) -> _T:
+    """The query parameters as a struct, which also describes them in the OpenAPI document; others are ignored.
+
+    Raises:
+        BadRequest: a parameter is of the wrong type or out of its bounds; ``param`` names it.
+    """
+    names = {field.encode_name for field in msgspec.structs.fields(type_)}  # type: ignore[arg-type]
+    given = {name: value for name, value in request.query_params.items() if name in names}
+    try:
+        return msgspec.convert(given, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from None
 
 
 def listing(items: list[Any], ids: list[str], *, has_more: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from appliance.http import errors, idempotency
 from appliance.http.disconnect import ClientGone
 from appliance.http.hot import Reply, Route
 from appliance.http.objects import Deleted
-from appliance.http.requests import HttpRequest, answer, item_page, page_of, principal, runtime
+from appliance.http.requests import HttpRequest, Page, answer, item_page, principal, query_of, runtime
 from appliance.http.tokens import CountRoute, counting
 from appliance.responses.items import read_input
 from appliance.responses.output import Json
@@ -107,9 +107,15 @@ def _event(event: Json) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
 
 
+class ResponseQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of one response; what it holds was said when it was made, so ``include`` is not read."""
+
+    stream: bool = False
+
+
 async def get_response(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/responses/{response_id}``."""
-    if request.query_params.get("stream", "false") not in ("false", "0", ""):
+    if query_of(request, ResponseQuery).stream:
         raise BadRequest("stream: a stored response is not streamed again; leave it out", param="stream")
     return answer((await _row(request)).body)
 
@@ -126,7 +132,7 @@ async def delete_response(request: HttpRequest) -> Response[bytes]:
 async def cancel_response(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/responses/{response_id}/cancel``: background ones only; again changes nothing."""
     async with runtime(request).database.tenant(principal(request).tenant) as session:
-        row = await responses.get(session, request.path_params["response_id"], principal(request).user)
+        row = await responses.get(session, request.path_params["response_id"], principal(request).user, lock=True)
         if not row.body["background"]:
             raise BadRequest(
                 "only background responses can be cancelled; close the connection of others", param="response_id"
@@ -141,7 +147,7 @@ async def cancel_response(request: HttpRequest) -> Response[bytes]:
 async def list_input_items(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/responses/{response_id}/input_items``: what the request itself brought, newest first by default."""
     row = await _row(request)
-    return answer(item_page(row.input, page_of(request)))
+    return answer(item_page(row.input, query_of(request, Page)))
 
 
 async def _row(request: HttpRequest) -> StoredResponse:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from litestar import Response
 from msgspec import UNSET, UnsetType
 
@@ -18,7 +16,17 @@ from appliance.http.objects import (
     UpdateStoreFile,
     store_file_object,
 )
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime, tenant_session
+from appliance.http.requests import (
+    HttpRequest,
+    Page,
+    answer,
+    listing,
+    principal,
+    query_of,
+    read_json,
+    runtime,
+    tenant_session,
+)
 from appliance.http.vector_stores import (
     access_of,
     attach,
@@ -33,6 +41,13 @@ from appliance.storage import files, store_files
 from appliance.storage.tables import StoreFile
 from appliance.types import Passage, Search, StoredChunk
 from appliance.wire import decoder
+
+
+class MemberPage(Page, frozen=True, kw_only=True):
+    """The parameters of lists of a store's files; ``filter`` is a status."""
+
+    filter: FileStatus | None = None
+
 
 _decode_attach = decoder(AttachFile)
 _decode_update = decoder(UpdateStoreFile)
@@ -53,9 +68,9 @@ async def attach_file(request: HttpRequest) -> Response[bytes]:
 
 async def list_store_files(request: HttpRequest) -> Response[bytes]:
     """``GET .../files``, by ``filter`` of status if wanted."""
-    page, status = page_of(request), status_filter(request)
+    page = query_of(request, MemberPage)
     async with tenant_session(request, write=False) as session:
-        rows, more = await store_files.page(session, store_id_of(request), page, status=status)
+        rows, more = await store_files.page(session, store_id_of(request), page, status=page.filter)
     found = [store_file_object(row, manages=session.sees_all) for row in rows]
     return answer(listing(found, [row.file_id for row in rows], has_more=more))
 
@@ -106,14 +121,6 @@ async def store_file_content(request: HttpRequest) -> Response[bytes]:
             data=[TextContent(text=passage.text) for passage in shown],
         )
     )
-
-
-def status_filter(request: HttpRequest) -> str | None:
-    """The ``filter`` parameter. Raises BadRequest."""
-    status: str | None = request.query_params.get("filter")
-    if status is not None and status not in get_args(FileStatus):
-        raise BadRequest(f"filter must be one of {', '.join(get_args(FileStatus))}", param="filter")
-    return status
 
 
 async def _shown(request: HttpRequest) -> StoreFileObject:

@@ -27,7 +27,17 @@ from appliance.http.objects import (
     VectorStoreObject,
     store_object,
 )
-from appliance.http.requests import HttpRequest, answer, listing, page_of, principal, read_json, runtime, tenant_session
+from appliance.http.requests import (
+    HttpRequest,
+    Page,
+    answer,
+    listing,
+    principal,
+    query_of,
+    read_json,
+    runtime,
+    tenant_session,
+)
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.ranking import parse_ranking
@@ -81,7 +91,7 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
 async def list_stores(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/vector_stores``."""
     async with tenant_session(request, write=False) as session:
-        rows, more = await stores.page(session, page_of(request))
+        rows, more = await stores.page(session, query_of(request, Page))
         counts = await stores.counts(session, [row.id for row in rows])
     found = [store_object(row, counts[row.id], now()) for row in rows]
     return answer(listing(found, [row.id for row in rows], has_more=more))
@@ -237,7 +247,9 @@ def _days(expires_after: ExpiresAfter | None) -> int | None:
 
 
 def _offset(page: str | None) -> int:
-    match = _PAGE.fullmatch(page or "page_0")
+    if page is None:
+        return 0
+    match = _PAGE.fullmatch(page)
     if match is None:
         raise BadRequest("page must be the next_page of an earlier answer", param="page")
     return int(match[1])
