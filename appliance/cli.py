@@ -15,8 +15,9 @@ from appliance import __version__
 from appliance.cli_audit import audit
 from appliance.cli_models import models
 from appliance.cli_options import DEFAULT_CONFIG, config_option, examples, json_option, print_json
-from appliance.config import load, masked
+from appliance.config import load
 from appliance.errors import ApplianceError, BadRequest
+from appliance.masking import masked
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime

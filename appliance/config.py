@@ -19,10 +19,10 @@ import msgspec
 import yaml
 
 from appliance.errors import ConfigError
+from appliance.loopback import is_loopback
 from appliance.permissions import PERMISSIONS, ROLES, expand
 
 _ENV = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
-_SECRET = re.compile(r"key|secret|token|pass(?!_fields)|credential|authorization|bearer", re.IGNORECASE)
 _PLAIN_URL = re.compile(r"[A-Za-z0-9:/.\-_~%\[\]]+")
 _T = TypeVar("_T")
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
@@ -401,7 +401,7 @@ def _check_resource(resource: str | None) -> None:
         parts = urlsplit(resource)
     except ValueError:
         raise ConfigError("auth.resource: is no URL; write it as https://ai.example.org/v1") from None
-    local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
+    local = parts.scheme == "http" and is_loopback(parts.hostname)
     if not (parts.scheme == "https" or local) or not parts.hostname or not _PLAIN_URL.fullmatch(resource):
         raise ConfigError("auth.resource: must be the https URL that clients use, without ?, # and odd characters")
 
@@ -475,27 +475,6 @@ def check_chunking(size: int, overlap: int, size_where: str, overlap_where: str)
         raise ConfigError(f"{size_where}: must be between 100 and 4096 tokens, not {size}")
     if not 0 <= overlap <= size // 2:
         raise ConfigError(f"{overlap_where}: must be between 0 and half of the chunk size ({size // 2}), not {overlap}")
-
-
-def masked(value: Any, key: str = "") -> Any:
-    """The same plain values; what looks like a secret, by its key or an argument's name, is replaced by ``***``."""
-    if isinstance(value, dict):
-        return {name: masked(item, str(name)) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [masked(item, _argument(before) or key) for before, item in zip(["", *value], value, strict=False)]
-    if not isinstance(value, str) or not value:
-        return value
-    if _SECRET.search(key):
-        return "***"
-    name, equals, _ = value.partition("=")
-    if equals and _SECRET.search(_argument(name)):
-        return f"{name}=***"
-    return re.sub(r"//([^:/@\s]*):[^@/\s]+@", r"//\1:***@", value)
-
-
-def _argument(value: Any) -> str:
-    """A command-line option's name, whose value may follow it; else nothing."""
-    return value if isinstance(value, str) and value.startswith("--") and "=" not in value else ""
 
 
 def _one_line(error: Exception) -> str:

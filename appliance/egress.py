@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from appliance.errors import ApplianceError, PluginError
+from appliance.loopback import is_loopback
 
 if TYPE_CHECKING:
     import httpx2
@@ -90,7 +91,7 @@ class Egress:
             raise EgressRefused("a URL that is called must name a host, a port that exists, and no user")
         if not (host in self._named or any(host.endswith(end) for end in self._patterns)):
             raise EgressRefused(f"the host {host} is not among those that may be called")
-        if url.scheme != "https" and not (url.scheme == "http" and self._loopback_http and _is_loopback(host)):
+        if url.scheme != "https" and not (url.scheme == "http" and self._loopback_http and is_loopback(host)):
             raise EgressRefused(f"the host {host} may be called by https only")
 
     async def addresses(self, host: str, port: int) -> list[str]:
@@ -183,15 +184,6 @@ def _is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and (address not in _UNICAST or address in _6TO4):
         return False
     return address.is_global and not address.is_multicast and not address.is_reserved
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def egress_hosts(urls: Iterable[str | None]) -> Iterator[str]:

@@ -46,6 +46,7 @@ from appliance.gauges import Gauge, Gauges
 from appliance.hookspecs import hookimpl
 from appliance.http.challenges import RESOURCE_METADATA, resource_metadata_path
 from appliance.knowledge.filters import Attributes, Comparison, Compound, Filter, Scalar, matches
+from appliance.loopback import is_loopback
 from appliance.permissions import PERMISSIONS, ROLES, SCOPES, Reason, expand
 from appliance.pricing import cost, in_currency, price_of, to_units
 from appliance.processes.child import Child
@@ -63,6 +64,7 @@ from appliance.protocols import (
     Generation,
     HealthCheck,
     InputFilter,
+    Inventory,
     Lifespan,
     ModelSource,
     OutputFilter,
@@ -71,6 +73,7 @@ from appliance.protocols import (
     Recorder,
     Reranker,
     RerankerFactory,
+    Revoking,
     Telemetry,
     Tokenizer,
     TraceSpan,
@@ -181,6 +184,7 @@ __all__ = [
     "InputFilter",
     "InvalidCredentials",
     "InvalidFile",
+    "Inventory",
     "KeyStore",
     "Lifespan",
     "Message",
@@ -204,6 +208,7 @@ __all__ = [
     "Reranker",
     "RerankerFactory",
     "RetrievalUnavailable",
+    "Revoking",
     "Scalar",
     "Scope",
     "Search",
@@ -248,6 +253,7 @@ __all__ = [
     "expand",
     "hookimpl",
     "in_currency",
+    "is_loopback",
     "json_option",
     "load_config",
     "matches",

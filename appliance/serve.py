@@ -7,7 +7,6 @@ import ctypes
 import errno
 import fcntl
 import gc
-import ipaddress
 import os
 import resource
 import signal
@@ -29,6 +28,7 @@ from appliance.config import Config, ServerConfig, convert, load
 from appliance.errors import ConfigError, StartError
 from appliance.http.connection import Connection
 from appliance.logs import set_up_logging
+from appliance.loopback import is_loopback
 from appliance.runtime import Runtime, build
 
 MIN_FREE_BYTES = 256 * 2**20
@@ -180,7 +180,7 @@ async def _tell(runtime: Runtime) -> None:
 def _check_exposure(runtime: Runtime) -> None:
     """Without authentication only this machine is served."""
     server = runtime.config.server
-    if not _is_guarded(runtime) and not server.allow_unauthenticated and not _is_loopback(server.host):
+    if not _is_guarded(runtime) and not server.allow_unauthenticated and not is_loopback(server.host):
         raise ConfigError(
             f"server.host: {server.host} is open to other machines but nothing checks who calls; create a key "
             "(appliance keys create --admin), bind 127.0.0.1, or set server.allow_unauthenticated: true"
@@ -189,15 +189,6 @@ def _check_exposure(runtime: Runtime) -> None:
 
 def _is_guarded(runtime: Runtime) -> bool:
     return any(authenticator.enabled for _, authenticator in runtime.pipeline.authenticators)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _prepare_folders(config: Config) -> None:

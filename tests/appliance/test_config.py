@@ -12,8 +12,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from appliance.config import Config, load, masked, parse
+from appliance.config import Config, load, parse
 from appliance.errors import ConfigError
+from appliance.masking import masked
 
 GOOD: dict[str, Any] = {
     "server": {"host": "127.0.0.1", "port": 8000, "cors_origins": ["https://a.test"]},

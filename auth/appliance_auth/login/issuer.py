@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from appliance.plugin import ApplianceError
+from appliance.plugin import ApplianceError, is_loopback
 from appliance_auth.login.device_flow import GRANT, DeviceCode, wait_for_tokens
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def checked_url(url: str, what: str) -> str:
     parts = urlsplit(url)
     if parts.scheme == "https" and parts.hostname:
         return url
-    if parts.scheme == "http" and _is_loopback(parts.hostname):
+    if parts.scheme == "http" and is_loopback(parts.hostname):
         return url
     raise ApplianceError(f"{what} must begin with https:// (http:// is for this machine alone): {url[:100]!r}")
 
@@ -173,13 +172,6 @@ def decoded(response: httpx2.Response, type_: type[_T], what: str) -> _T:
         return msgspec.json.decode(response.content, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ApplianceError(f"{what} cannot be read; is that the right address?") from None
-
-
-def _is_loopback(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
 
 
 def _given(**parameters: str | None) -> dict[str, str]:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from appliance.plugin import Config, ConfigError, Strict, convert
+from appliance.plugin import Config, ConfigError, Strict, convert, is_loopback
 from appliance_auth.oauth.settings import IssuerSettings, OAuthSettings
 
 _WHERE = "plugin.login"
@@ -68,7 +68,7 @@ def check(settings: LoginSettings) -> None:
     parts = urlsplit(settings.public_url)
     if parts.scheme not in ("https", "http") or not parts.netloc or settings.public_url != origin(settings.public_url):
         raise ConfigError(f"{_WHERE}.public_url: must be scheme and host alone, as https://appliance.example")
-    if parts.scheme == "http" and not (settings.loopback_http and parts.hostname in ("localhost", "127.0.0.1", "::1")):
+    if parts.scheme == "http" and not (settings.loopback_http and is_loopback(parts.hostname)):
         raise ConfigError(f"{_WHERE}.public_url: must be https (loopback_http allows http, on this machine only)")
 
 
