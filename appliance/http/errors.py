@@ -38,10 +38,11 @@ class Problem(NamedTuple):
 
 
 class ErrorForm(NamedTuple):
-    """How one API tells errors: as a body, and what comes before the data of an event in a stream."""
+    """How one API tells errors: as a body, what comes before the data of an event, and where its clients see the id."""
 
     body: Callable[[RequestError], dict[str, Any]]
     event: bytes = b""
+    id_headers: tuple[str, ...] = ("x-request-id",)
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     log_unexpected(error, added["x-request-id"])
     form = getattr(request.scope.get("route_handler"), "opt", {}).get(FORM, OPENAI)
     found = problem(error, runtime.config.auth if runtime else AuthConfig(), form)
-    headers = {**found.headers, **added}
+    headers = {**found.headers, **added, **dict.fromkeys(form.id_headers, added["x-request-id"])}
     return Response(found.body, status_code=found.status, media_type=headers.pop("content-type"), headers=headers)
 
 

@@ -40,6 +40,8 @@ class Route(ABC):
     """One hot route, mounted as an ASGI app: reads the body, watches the client, and answers errors."""
 
     form = errors.OPENAI
+    idempotent = False
+    """Whether it reads ``Idempotency-Key``."""
 
     def __init__(self, path: str, type_: type[Any]) -> None:
         self.path = path
@@ -76,7 +78,7 @@ class Reply:
         self._send = send
         self._form = form
         self._began = began
-        self._own = [(b"x-request-id", request_id.encode("latin-1"))]
+        self._own = [(name.encode("latin-1"), request_id.encode("latin-1")) for name in form.id_headers]
         self.started = False
 
     def add_headers(self, headers: Mapping[str, str]) -> None:

@@ -43,7 +43,7 @@ def error_body(error: RequestError) -> Json:
 class MessagesRoute(Route):
     """``POST /v1/messages``."""
 
-    form = errors.ErrorForm(error_body, b"event: error\n")
+    form = errors.ErrorForm(error_body, b"event: error\n", ("x-request-id", "request-id"))
 
     def __init__(self) -> None:
         super().__init__("/v1/messages", MessagesRequest)

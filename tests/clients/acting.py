@@ -26,7 +26,10 @@ def act(call: Call) -> Sequence[Step]:
             return _tool_call(name, _parameters(request, name), text)
         if (schema := _format(request, text)) is not None:
             return _pieces(json.dumps(fill(schema, text), ensure_ascii=False))
-    return _said(call, f"You said: {text}")
+    thoughts = (
+        [Emit(piece, part="reasoning_content") for piece in ("Let me ", "see.")] if "think" in text.lower() else []
+    )
+    return [*thoughts, *_said(call, f"You said: {text}")]
 
 
 def _said(call: Call, text: str) -> Sequence[Step]:

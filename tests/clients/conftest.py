@@ -47,13 +47,13 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def sync_client(acting: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{acting}/v1", api_key="none", max_retries=0, timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-async def client(acting: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{acting}/v1", api_key="none", max_retries=0, timeout=20) as client:
-        yield client
+@pytest.fixture(params=["sync", "async"])
+async def client(request: pytest.FixtureRequest, acting: str) -> AsyncIterator[openai.OpenAI | openai.AsyncOpenAI]:
+    """The official client in both its forms; see ``clients.either``."""
+    options = {"base_url": f"{acting}/v1", "api_key": "none", "max_retries": 0, "timeout": 20}
+    if request.param == "sync":
+        with openai.OpenAI(**options) as client:
+            yield client
+    else:
+        async with openai.AsyncOpenAI(**options) as client:
+            yield client
