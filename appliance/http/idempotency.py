@@ -61,8 +61,6 @@ def idempotent(handler: Handler) -> Handler:
             return Outcome(response.content, dict(response.headers))
 
         found = await once(runtime(request).database, principal(request), key, digest.whole, work)
-        if found is None:
-            raise RuntimeError("a handler gave no answer")
         return Response(found.body, status_code=200, media_type=JSON, headers=dict(found.headers))
 
     return answered
@@ -73,9 +71,9 @@ async def once(
     caller: Principal,
     key: str,
     fingerprint: Callable[[], Awaitable[str]],
-    work: Callable[[], Awaitable[Outcome | None]],
-) -> Outcome | None:
-    """What ``work`` gives, or gave to an equal request before; ``None`` (it was streamed) is not kept.
+    work: Callable[[], Awaitable[Outcome]],
+) -> Outcome:
+    """What ``work`` gives, or gave to an equal request before.
 
     ``fingerprint`` is asked when the request has been read.
 
@@ -102,10 +100,10 @@ async def once(
     except BaseException:
         await asyncio.shield(_let_go(database, caller.tenant, row))
         raise
-    if outcome is None or not outcome.keep:
-        await _let_go(database, caller.tenant, row)
-    else:
+    if outcome.keep:
         await _keep(database, caller.tenant, row, found, outcome)
+    else:
+        await _let_go(database, caller.tenant, row)
     return outcome
 
 

@@ -39,38 +39,40 @@ class ResponsesRoute(Route):
         super().__init__(PATH, ResponsesRequest)
 
     async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
-        """Answer at once, as a stream, or with the promise to work on it."""
-        key, caller = scope["state"]["headers"].get(idempotency.HEADER), scope["user"]
+        """Answer at once, as a stream, or with the promise to work on it. A stream is not kept for its key."""
+        request, key = self.decode(body), scope["state"]["headers"].get(idempotency.HEADER)
+        work = partial(self._make, request, scope, runtime, reply)
+        if request.stream and not request.background:
+            prepared = await runtime.responses.prepare(request, scope["user"])
+            await _stream(runtime.responses, prepared, _call(prepared, scope, runtime), reply)
+            return
         if key is None:
-            made = await self._make(scope, body, runtime, reply)
+            made = await work()
         else:
-            made = await idempotency.once(
-                runtime.database,
-                caller,
-                key,
-                partial(_fingerprint, body),
-                partial(self._make, scope, body, runtime, reply),
-            )
-        if made is not None:
-            reply.add_headers(made.headers)
-            await reply.send_json(made.body)
+            made = await idempotency.once(runtime.database, scope["user"], key, partial(_fingerprint, body), work)
+        reply.add_headers(made.headers)
+        await reply.send_json(made.body)
 
-    async def _make(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> idempotency.Outcome | None:
-        """The answer; ``None`` once it was streamed."""
+    async def _make(
+        self, request: ResponsesRequest, scope: Scope, runtime: Runtime, reply: Reply
+    ) -> idempotency.Outcome:
         service = runtime.responses
-        prepared = await service.prepare(self.decode(body), scope["user"])
-        state = scope["state"]
-        background = state.get("background", False)
-        call = service.call(prepared, state["request_id"], state["headers"], background=background)
-        if prepared.request.background:
+        prepared = await service.prepare(request, scope["user"])
+        if request.background:
             await service.enqueue(prepared)
             runtime.background.wake()
         elif prepared.request.stream:
             await _stream(service, prepared, call, reply)
             return None
         else:
-            await service.generate(prepared, call, _unheard, reply.add_headers)
-        return idempotency.Outcome(_encode(prepared.response), keep=prepared.request.stored)
+            await service.generate(prepared, _call(prepared, scope, runtime), _unheard, reply.add_headers)
+        return idempotency.Outcome(_encode(prepared.response), keep=request.stored)
+
+
+def _call(prepared: Prepared, scope: Scope, runtime: Runtime) -> Call:
+    state = scope["state"]
+    background = state.get("background", False)
+    return runtime.responses.call(prepared, state["request_id"], state["headers"], background=background)
 
 
 async def _fingerprint(body: bytes) -> str:
