@@ -35,6 +35,8 @@ _encode = msgspec.json.Encoder().encode
 class ResponsesRoute(Route):
     """``POST /v1/responses``."""
 
+    idempotent = True
+
     def __init__(self) -> None:
         super().__init__(PATH, ResponsesRequest)
 
@@ -61,9 +63,6 @@ class ResponsesRoute(Route):
         if request.background:
             await service.enqueue(prepared)
             runtime.background.wake()
-        elif prepared.request.stream:
-            await _stream(service, prepared, call, reply)
-            return None
         else:
             await service.generate(prepared, _call(prepared, scope, runtime), _unheard, reply.add_headers)
         return idempotency.Outcome(_encode(prepared.response), keep=request.stored)
