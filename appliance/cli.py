@@ -15,6 +15,7 @@ from appliance import __version__
 from appliance.cli_audit import audit
 from appliance.cli_models import models
 from appliance.cli_options import DEFAULT_CONFIG, config_option, examples, json_option, print_json
+from appliance.cli_stores import stores
 from appliance.config import load
 from appliance.errors import ApplianceError, BadRequest
 from appliance.masking import masked
@@ -72,6 +73,7 @@ def cli() -> None:
 
 cli.add_command(audit)
 cli.add_command(models)
+cli.add_command(stores)
 
 
 @cli.command(

@@ -211,6 +211,19 @@ class VectorStore(Protocol):
 
 
 @runtime_checkable
+class Inventory(Protocol):
+    """What a vector store may also be: one that can say what it holds, for ``appliance stores reconcile``."""
+
+    async def collections(self) -> Sequence[str]:
+        """Names of all collections, also those that are not the appliance's."""
+        ...
+
+    async def chunk_ids(self, collection: str) -> Sequence[str]:
+        """Ids of all chunks of a collection, each once, in any order; none if there is no such collection."""
+        ...
+
+
+@runtime_checkable
 class Parser(Protocol):
     """Reads one family of file formats. Runs in a confined process; plain synchronous code.
 

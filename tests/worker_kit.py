@@ -1,8 +1,15 @@
 """What tests need to run the real worker process with test plugins."""
 
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import yaml
+from knowledge_kit import Stack
+
+from appliance.config import load
+from appliance.context import AppContext
+from appliance.knowledge.remote import RemoteKnowledge
+from appliance.testing.scripted_embedder import ScriptedEmbedder
 
 CONFIG = {
     "plugins": ["memory", "documents", "tokens", "scripted_embedder"],
@@ -25,3 +32,20 @@ def write_config(folder: Path, **changes: object) -> Path:
     path = folder / "appliance.yaml"
     path.write_text(yaml.safe_dump(CONFIG | changes))
     return path
+
+
+@asynccontextmanager
+async def worker(folder: Path, monkeypatch, **changes: object):
+    """A stack whose knowledge runs in a worker process."""
+    plugins = install_plugin(
+        folder / "site", "scripted_embedder", "appliance.testing.scripted_embedder:scripted_embedder"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(plugins))
+    path = write_config(folder, **changes)
+    made = Stack(folder, ScriptedEmbedder(), "memory")
+    made.knowledge = RemoteKnowledge(AppContext(config=load(path), database=made.database), path)
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.stop()

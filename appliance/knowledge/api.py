@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from appliance.knowledge.filters import Attributes
+from appliance.knowledge.report import Report
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
 
 
@@ -53,6 +54,14 @@ class Knowledge(Protocol):
 
     async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
         """All chunks of a file, in order. Raises NotFound, or Conflict while it is not completed."""
+        ...
+
+    async def reconcile(self, *, repair: bool) -> Report:
+        """Compare rows, chunks and bytes of all tenants, and mend the difference if ``repair``.
+
+        Raises:
+            BadRequest: the vector store cannot say what it holds.
+        """
         ...
 
     def wake(self) -> None:

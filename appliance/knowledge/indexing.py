@@ -140,7 +140,7 @@ def sections(text: str, limit: int = SECTION_CHARACTERS) -> Iterator[tuple[int, 
 
 def _chunk(work: Work, section: Document, span: Span, position: int, offset: int) -> StoredChunk:
     return StoredChunk(
-        id=f"{work.file_id}:{work.version}:{position}",
+        id=chunk_id(work.file_id, work.version, position),
         file_id=work.file_id,
         position=position,
         text=section.text[span.start : span.end],
@@ -150,6 +150,11 @@ def _chunk(work: Work, section: Document, span: Span, position: int, offset: int
         readers=work.readers,
         attributes=work.attributes,
     )
+
+
+def chunk_id(file_id: str, version: int, position: int) -> str:
+    """The id of a chunk: written twice it is the same, and it tells which version of which file it is of."""
+    return f"{file_id}:{version}:{position}"
 
 
 async def uninterrupted(awaitable: Awaitable[_T]) -> _T:

@@ -20,6 +20,7 @@ from appliance.protocols import VectorStore
 from appliance.storage import jobs, store_files, stores
 from appliance.storage.database import Database
 from appliance.storage.jobs import Work
+from appliance.storage.tables import VectorStore as StoreRow
 from appliance.types import Access
 
 log = logging.getLogger("appliance.ingest")
@@ -30,6 +31,7 @@ UNSEALED = 64
 _POLL_SECONDS = 1.0
 _RENEW_SECONDS = jobs.LEASE_SECONDS / 3
 _RETRY_SECONDS = 2.0
+_TIDY_SECONDS = 60.0
 _UNEXPECTED_ATTEMPTS = 3
 _GIVE_UP = "the worker ended {count} times while indexing this file; split it, or see the worker's log"
 _UNEXPECTED = "an internal error; the worker's log has the details"
@@ -50,6 +52,7 @@ class Ingestor:
         self._updating = asyncio.Lock()
         self._woken = asyncio.Event()
         self._renewed = 0.0
+        self._tidied = -_TIDY_SECONDS
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -93,13 +96,28 @@ class Ingestor:
         """See ``Knowledge.remove_store``."""
         async with self._database.session() as session:
             await stores.begin_removal(session, store_id)
-        async with self._claiming:
-            mine = {key for key in (*self._running, *self._sealer.keys()) if key[0] == store_id}
-        await self._cancel(mine)
-        await self._sealer.forget(mine)
-        await self._backend.drop(store_id)
+        await self._drop_all(store_id)
         async with self._database.session() as session:
             await stores.remove(session, store_id)
+
+    async def empty_expired(self) -> None:
+        """Take everything out of the stores that have expired; the stores stay, to say so."""
+        async with self._database.session(write=False) as session:
+            store_ids = await stores.expired(session)
+        for store_id in store_ids:
+            await _logged(self._empty(store_id))
+
+    async def _empty(self, store_id: str) -> None:
+        async with self._database.session() as session:
+            store = await session.get(StoreRow, store_id, with_for_update=True)  # whoever attaches holds it
+            if store is None or not stores.has_expired(store):
+                return
+            await store_files.begin_removal_of_all(session, store_id)
+        await self._drop_all(store_id)
+        async with self._database.session() as session:
+            await store_files.remove_all(session, store_id)
+            await stores.forget_embedder(session, store_id)
+        log.info("vector store %s has expired and was emptied", store_id)
 
     async def set_attributes(self, store_id: str, file_id: str, attributes: Attributes) -> None:
         """See ``Knowledge.set_attributes``; a file that is being written gets them before it is completed."""
@@ -125,6 +143,34 @@ class Ingestor:
             await self._backend.seal(store_id)
             async with self._database.session() as session:
                 await store_files.fresh(session, row)
+
+    # -- mending (knowledge/reconcile.py) --------------------------------------------------------------
+
+    async def drop_orphan(self, collection: str) -> None:
+        """Drop a collection, unless there is a store of that name."""
+        async with self._database.session(write=False) as session:
+            if await session.get(StoreRow, collection) is None:
+                await self._backend.drop(collection)
+
+    async def mend(self, store_id: str, file_id: str) -> None:
+        """Put a file's chunks in order: a completed file is indexed again, of any other the chunks are deleted."""
+        async with self._claiming:  # no job for it may begin between the look and the deletion
+            async with self._database.session() as session:
+                row = await store_files.find(session, store_id, file_id)
+                if row is not None and row.status == "completed" and not row.removing:
+                    await store_files.index_again(session, row)
+                    self.wake()
+                    return
+            if row is None or (row.status != "in_progress" and (store_id, file_id) not in self._running):
+                await self._backend.delete_file(store_id, file_id)
+
+    async def _drop_all(self, store_id: str) -> None:
+        """End the work on a store's files and drop their chunks with the collection."""
+        async with self._claiming:
+            mine = {key for key in (*self._running, *self._sealer.keys()) if key[0] == store_id}
+        await self._cancel(mine)
+        await self._sealer.forget(mine)
+        await self._backend.drop(store_id)
 
     async def _drop(self, keys: Collection[Key]) -> None:
         """End the work on files and delete their chunks; after this no late chunk can appear."""
@@ -176,6 +222,9 @@ class Ingestor:
     async def _turn(self) -> None:
         await self._drop_cancelled()
         await self._renew()
+        if time.monotonic() - self._tidied > _TIDY_SECONDS:
+            self._tidied = time.monotonic()
+            await self.empty_expired()
         free = IN_FLIGHT - len(self._running)
         if free <= 0 or len(self._sealer) >= UNSEALED:
             return

@@ -17,13 +17,15 @@ from appliance.knowledge.indexing import Indexer
 from appliance.knowledge.ingest import Ingestor
 from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool
+from appliance.knowledge.reconcile import Reconciler
+from appliance.knowledge.report import Report
 from appliance.knowledge.searching import Searcher
 from appliance.knowledge.separation import SeparateStores
 from appliance.models.registry import model_spec
 from appliance.models.store import ModelStore, open_store
 from appliance.plugins import Plugins
 from appliance.protocols import Embedder, Reranker, VectorStore, VectorStoreFactory
-from appliance.storage import store_files, stores
+from appliance.storage import files, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.sweep import sweep_blobs
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
@@ -120,6 +122,12 @@ class LocalKnowledge:
             found += page
         return found
 
+    async def reconcile(self, *, repair: bool) -> Report:
+        """See ``Knowledge``."""
+        ingestor, backend = _present(self._ingestor), _present(self._backend)
+        blobs = BlobStore(self._context.data_dir / "files")
+        return await Reconciler(self._context.database, backend, blobs, ingestor).run(repair=repair)
+
     def wake(self) -> None:
         """See ``Knowledge``."""
         if self._ingestor is not None:
@@ -192,7 +200,13 @@ class LocalKnowledge:
     def _store(self, factory: VectorStoreFactory) -> VectorStore:
         if not self._context.config.retrieval.separate_tenants:
             return factory(self._context)
-        return SeparateStores(lambda tenant: factory(replace(self._context, tenant=tenant)), self._tenant_of)
+        return SeparateStores(
+            lambda tenant: factory(replace(self._context, tenant=tenant)), self._tenant_of, self._tenants
+        )
+
+    async def _tenants(self) -> Sequence[str]:
+        async with self._context.database.session(write=False) as session:
+            return await files.tenants(session)
 
     async def _tenant_of(self, store_id: str) -> str:
         async with self._context.database.session(write=False) as session:

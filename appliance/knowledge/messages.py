@@ -63,6 +63,12 @@ class FileMessage(msgspec.Struct):
     scope: Scope = Scope()
 
 
+class ReconcileMessage(msgspec.Struct):
+    """``reconcile``."""
+
+    repair: bool
+
+
 class StoreMessage(msgspec.Struct):
     """``remove_store``."""
 

@@ -29,9 +29,11 @@ from appliance.knowledge.messages import (
     Empty,
     Failure,
     FileMessage,
+    ReconcileMessage,
     SearchMessage,
     StoreMessage,
 )
+from appliance.knowledge.report import Report
 from appliance.processes.backoff import Backoff
 from appliance.processes.child import Child, ChildFailed
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
@@ -55,7 +57,7 @@ class RemoteKnowledge:
         self._replica = context.config.server.replica or ""
         self._served_by = self._replica
         self._heard = 0.0
-        self._socket = _socket_path(context.data_dir / "run")
+        self._socket = socket_path(context.data_dir / "run")
         self._upstream = Upstream("http://worker", uds=self._socket)
         command = (sys.executable, "-m", "appliance.knowledge.worker")
         self._child = Child(
@@ -127,6 +129,10 @@ class RemoteKnowledge:
         """See ``Knowledge``."""
         return await self._call("/content", FileMessage(store_id, file_id, scope=scope), list[StoredChunk])
 
+    async def reconcile(self, *, repair: bool) -> Report:
+        """See ``Knowledge``."""
+        return await self._call("/reconcile", ReconcileMessage(repair), Report)
+
     def wake(self) -> None:
         """See ``Knowledge``. One at a time is enough: the worker also looks by itself every second."""
         if self.ready and (self._waking is None or self._waking.done()):
@@ -169,14 +175,19 @@ class RemoteKnowledge:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _send(self, path: str, body: bytes, answer: type[_T]) -> _T:
-        response = await self._upstream.request("POST", path, body, {"content-type": MEDIA_TYPE})
-        data = await response.read(_MAX_ANSWER)
-        if response.status == FAILED:
-            raise msgspec.msgpack.decode(data, type=Failure).error()
-        return msgspec.msgpack.decode(data, type=answer)
+        return await send(self._upstream, path, body, answer)
 
 
-def _socket_path(run_dir: Path) -> Path:
+async def send(worker: Upstream, path: str, body: bytes, answer: type[_T]) -> _T:
+    """Ask a worker once. Raises what the worker raised, or UpstreamError."""
+    response = await worker.request("POST", path, body, {"content-type": MEDIA_TYPE})
+    data = await response.read(_MAX_ANSWER)
+    if response.status == FAILED:
+        raise msgspec.msgpack.decode(data, type=Failure).error()
+    return msgspec.msgpack.decode(data, type=answer)
+
+
+def socket_path(run_dir: Path) -> Path:
     """Where the socket lies; the kernel limits the length, so deep data folders get a folder of temporary files."""
     path = run_dir / "worker.sock"
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:

@@ -9,18 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from appliance.errors import BadRequest
 from appliance.knowledge.filters import Attributes, Filter
-from appliance.protocols import VectorStore
+from appliance.protocols import Inventory, VectorStore
 from appliance.types import Hit, Scope, StoredChunk
 
 
 class SeparateStores:
     """A ``VectorStore`` that hands each collection on to the store of its tenant; stores are opened when first used."""
 
-    def __init__(self, make: Callable[[str], VectorStore], tenant_of: Callable[[str], Awaitable[str]]) -> None:
-        """``make`` gives a tenant's store, not started; ``tenant_of`` says whose a collection is. Raises NotFound."""
+    def __init__(
+        self,
+        make: Callable[[str], VectorStore],
+        tenant_of: Callable[[str], Awaitable[str]],
+        tenants: Callable[[], Awaitable[Sequence[str]]],
+    ) -> None:
+        """``make`` gives a tenant's store, not started; ``tenant_of`` says whose a collection is. Raises NotFound.
+
+        ``tenants`` names all that have or had something.
+        """
         self._make = make
         self._tenant_of = tenant_of
+        self._known_tenants = tenants
         self._tenants: dict[str, str] = {}
         self._stores: dict[str, VectorStore] = {}
         self._opening = asyncio.Lock()
@@ -84,6 +94,20 @@ class SeparateStores:
         store = await self._of(collection)
         return await store.chunks(collection, file_id, scope=scope, offset=offset, limit=limit)
 
+    async def collections(self) -> Sequence[str]:
+        """See ``Inventory``. Raises BadRequest if the tenants' stores cannot list what they hold."""
+        for tenant in await self._known_tenants():
+            await self._of_tenant(tenant)
+        found: dict[str, str] = {}
+        for tenant, store in self._stores.items():
+            found |= dict.fromkeys(await _listing(store).collections(), tenant)
+        self._tenants |= found
+        return list(found)
+
+    async def chunk_ids(self, collection: str) -> Sequence[str]:
+        """See ``Inventory``."""
+        return await _listing(await self._of(collection)).chunk_ids(collection)
+
     async def count(self, collection: str) -> int:
         """See ``VectorStore``."""
         return await (await self._of(collection)).count(collection)
@@ -101,3 +125,9 @@ class SeparateStores:
                 await store.start()
                 self._stores[tenant] = store
             return self._stores[tenant]
+
+
+def _listing(store: VectorStore) -> Inventory:
+    if not isinstance(store, Inventory):
+        raise BadRequest("this vector store cannot list what it holds, so it cannot be reconciled")
+    return store

@@ -35,6 +35,7 @@ from appliance.knowledge.messages import (
     Empty,
     Failure,
     FileMessage,
+    ReconcileMessage,
     SearchMessage,
     StoreMessage,
 )
@@ -69,6 +70,7 @@ class WorkerApp:
                 lambda m: knowledge.set_attributes(m.store_id, m.file_id, m.attributes),
             ),
             "/set_access": (FileMessage, lambda m: knowledge.set_access(m.store_id, m.file_id, m.access)),
+            "/reconcile": (ReconcileMessage, lambda m: knowledge.reconcile(repair=m.repair)),
             "/content": (FileMessage, lambda m: knowledge.content(m.store_id, m.file_id, m.scope)),
         }
 

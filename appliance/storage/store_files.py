@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import lazyload
 
 from appliance.errors import Forbidden, NotFound
 from appliance.storage import files, paging, stores
@@ -155,6 +156,43 @@ async def hidden_chunks(session: TenantSession, store_ids: Collection[str], read
         StoreFile.store_id.in_(store_ids), StoreFile.public.is_(False), ~shown_to(readers)
     )
     return int(await session.scalar(query) or 0)
+
+
+async def settled(session: AsyncSession) -> tuple[Sequence[StoreFile], set[tuple[str, str]]]:
+    """All completed files in stores; and the store and file ids of those that are being worked on."""
+    rows = (await session.scalars(select(StoreFile).options(lazyload(StoreFile.shares)))).all()
+    busy = {(row.store_id, row.file_id) for row in rows if row.status == "in_progress" or row.removing}
+    jobs = await session.execute(select(Job.store_id, Job.file_id))
+    return [row for row in rows if row.status == "completed"], busy | {(store, file) for store, file in jobs}
+
+
+async def index_again(session: AsyncSession, row: StoreFile) -> None:
+    """Queue a completed file anew, as the same version."""
+    row.status, row.chunks, row.usage_bytes = "in_progress", 0, 0
+    session.add(
+        Job(
+            tenant=row.tenant,
+            store_id=row.store_id,
+            file_id=row.file_id,
+            version=row.version,
+            attempts=0,
+            not_before=0,
+            lease_expires=0,
+        )
+    )
+
+
+async def begin_removal_of_all(session: AsyncSession, store_id: str) -> None:
+    """As ``begin_removal``, of every file in a store."""
+    await session.execute(delete(Job).where(Job.store_id == store_id))
+    rows = update(StoreFile).where(StoreFile.store_id == store_id)
+    await session.execute(rows.values(removing=True))
+    await session.execute(rows.where(StoreFile.status == "in_progress").values(status="cancelled"))
+
+
+async def remove_all(session: AsyncSession, store_id: str) -> None:
+    """Delete the rows of every file in a store."""
+    await session.execute(delete(StoreFile).where(StoreFile.store_id == store_id))
 
 
 async def begin_removal(session: AsyncSession, store_id: str, file_id: str) -> None:

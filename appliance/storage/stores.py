@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import Conflict, NotFound
 from appliance.storage import paging
 from appliance.storage.ids import new_id, now, now_us
 from appliance.storage.tables import StoreFile, VectorStore
+from appliance.storage.tables.documents import DAY_SECONDS
 from appliance.storage.tenancy import TenantSession
 
+_PREFIX = "vs_"
 _TOUCH_SECONDS = 60
 """A search moves ``last_active_at`` at most this often: it must not cost a disk write each."""
 
@@ -44,7 +46,7 @@ def new(
 ) -> VectorStore:
     """A row for a new store, which the model named ``embedder`` will fill; its tenant is the session's."""
     return VectorStore(
-        id=new_id("vs_"),
+        id=new_id(_PREFIX),
         name=name,
         description=description,
         labels=dict(metadata or {}),
@@ -147,6 +149,30 @@ async def tenant_of(session: AsyncSession, store_id: str) -> str:
     if found is None:
         raise NotFound(f"no vector store has the id {store_id[:64]!r}", param="vector_store_id")
     return found
+
+
+async def expired(session: AsyncSession) -> Sequence[str]:
+    """Ids of stores that have expired and still hold something."""
+    filled = or_(VectorStore.fingerprint.is_not(None), exists().where(StoreFile.store_id == VectorStore.id))
+    over = VectorStore.last_active_at + VectorStore.expires_days * DAY_SECONDS <= now()
+    query = select(VectorStore.id).where(over, VectorStore.removing.is_(False), filled)
+    return (await session.scalars(query)).all()
+
+
+async def forget_embedder(session: AsyncSession, store_id: str) -> None:
+    """The store holds no vectors any more."""
+    values = {"fingerprint": None, "dimensions": None}
+    await session.execute(update(VectorStore).where(VectorStore.id == store_id).values(**values))
+
+
+async def all_ids(session: AsyncSession) -> Sequence[str]:
+    """Ids of the stores of all tenants."""
+    return (await session.scalars(select(VectorStore.id))).all()
+
+
+def is_id(name: str) -> bool:
+    """Whether this could be a store's id."""
+    return name.startswith(_PREFIX)
 
 
 async def being_removed(session: AsyncSession) -> Sequence[str]:

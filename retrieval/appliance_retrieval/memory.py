@@ -136,6 +136,14 @@ class MemoryStore:
         """Chunks in the collection; 0 if there is none."""
         return len(self._rows(collection))
 
+    async def collections(self) -> Sequence[str]:
+        """Names of all collections."""
+        return list(self._collections)
+
+    async def chunk_ids(self, collection: str) -> Sequence[str]:
+        """Ids of all chunks of a collection."""
+        return [row.chunk.id for row in self._rows(collection)]
+
     def _rows(self, collection: str) -> list[_Row]:
         found = self._collections.get(collection)
         return list(found.rows.values()) if found else []

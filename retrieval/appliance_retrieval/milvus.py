@@ -45,7 +45,7 @@ from appliance.plugin import (
     hookimpl,
 )
 from appliance_retrieval.milvus_database import MilvusDatabase, translated
-from appliance_retrieval.milvus_filter import literal, row_filter
+from appliance_retrieval.milvus_filter import EVERYTHING, literal, row_filter
 from appliance_retrieval.milvus_rows import make_rows, terms_text, unit_rows
 
 _P = ParamSpec("_P")
@@ -200,6 +200,14 @@ class MilvusStore:
     async def count(self, collection: str) -> int:
         """Chunks in the collection; 0 if there is none."""
         return await self._locked(collection, self._database.count, collection)
+
+    async def collections(self) -> Sequence[str]:
+        """Names of all collections."""
+        return await self._call(self._database.collections)
+
+    async def chunk_ids(self, collection: str) -> Sequence[str]:
+        """Ids of all chunks of a collection."""
+        return await self._locked(collection, self._database.file_ids, collection, EVERYTHING)
 
     async def _call(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         if self._threads is None:

@@ -207,6 +207,10 @@ class MilvusDatabase:
         rows = self._client.query(collection, filter=_by_id(ids), output_fields=[*OUTPUT, "id"], limit=len(ids))
         return sorted((chunk_of(row) for row in rows), key=lambda chunk: (chunk.position, chunk.id))
 
+    def collections(self) -> list[str]:
+        """Names of all collections."""
+        return list(self._client.list_collections())
+
     def count(self, collection: str) -> int:
         """Rows in a collection."""
         if not self._exists(collection):

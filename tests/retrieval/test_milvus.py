@@ -63,8 +63,13 @@ async def separate(folder: Path, uri: str | None = None) -> AsyncIterator[Separa
     async def tenant_of(collection: str) -> str:
         return "b" if collection.startswith("b") else "a"
 
+    async def tenants() -> list[str]:
+        return ["a", "b"]
+
     store = SeparateStores(
-        lambda tenant: make_store(MilvusSettings(uri=uri), dataclasses.replace(context, tenant=tenant)), tenant_of
+        lambda tenant: make_store(MilvusSettings(uri=uri), dataclasses.replace(context, tenant=tenant)),
+        tenant_of,
+        tenants,
     )
     await store.start()
     yield store

@@ -23,6 +23,8 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from appliance.storage.tables.base import Base, Tenanted
 
+DAY_SECONDS = 86_400
+
 
 class File(Tenanted, Base):
     """An uploaded file; its bytes lie in the blob store under the same id.
@@ -70,7 +72,7 @@ class VectorStore(Tenanted, Base):
     @property
     def expires_at(self) -> int | None:
         """When the store stops answering, in seconds; ``None`` for never."""
-        return None if self.expires_days is None else self.last_active_at + self.expires_days * 86_400
+        return None if self.expires_days is None else self.last_active_at + self.expires_days * DAY_SECONDS
 
 
 class StoreFile(Tenanted, Base):

@@ -21,13 +21,14 @@ from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from appliance.errors import Conflict
 from appliance.knowledge.filters import Attributes, Comparison, Compound, Filter, Scalar, matches
-from appliance.protocols import VectorStore
+from appliance.protocols import Inventory, VectorStore
 from appliance.types import Hit, Scope, StoredChunk
 
 COLLECTION = "contract"
@@ -126,6 +127,9 @@ _filters = st.recursive(
     ),
     max_leaves=5,
 )
+
+_tenants = st.sampled_from(["default", "other", 'x" or "1"=="1'])
+_readers = st.lists(st.sampled_from(["*", "user:a", "group:a", "user:%", 'group:") or ("']), max_size=3, unique=True)
 
 
 class VectorStoreContract:
@@ -356,6 +360,90 @@ class VectorStoreContract:
         hits = await store.search_text(COLLECTION, "zebra", limit=5, scope=EVERYONE)
         assert [dict(hit.chunk.attributes) for hit in hits] == [{"both": 2, "new": True}]
         assert await store.count(COLLECTION) == 2
+
+    @pytest.mark.parametrize("sealed", [False, True])
+    async def test_b16_readers_of_a_file_are_replaced_everywhere(self, store: VectorStore, sealed: bool) -> None:
+        mine, alice = chunk(0, "zebra", attributes={"n": 1}), Scope(readers=("*", "user:alice"))
+        await _fill(store, mine, chunk(1, "zebra"), chunk(0, "zebra", file_id="file-b", readers=("group:a",)))
+        if sealed:
+            await store.seal(COLLECTION)
+        for readers, seen, by_alice in (
+            (("user:alice", "group:b"), [], ["file-a:0", "file-a:1"]),
+            ((), [], []),
+            (("*", "user:bob"), ["file-a:0", "file-a:1"], ["file-a:0", "file-a:1"]),
+        ):
+            await store.set_readers(COLLECTION, "file-a", readers)
+            for scope, expected in ((EVERYONE, seen), (alice, by_alice)):
+                assert sorted(await _search(store, scope)) == expected
+                found = _ids(await store.search_text(COLLECTION, "zebra", limit=5, scope=scope))
+                assert sorted(found) == expected
+                assert [c.id for c in await store.chunks(COLLECTION, "file-a", scope=scope)] == expected
+            await store.seal(COLLECTION)
+        (hit,) = await store.search_dense(COLLECTION, vectors((1, 0)), limit=1, scope=EVERYONE)
+        assert (hit.chunk, hit.score) == (msgspec.structs.replace(mine, readers=("*", "user:bob")), pytest.approx(1))
+        assert await _search(store, Scope(readers=("group:a",))) == ["file-b:0"]
+        assert await store.count(COLLECTION) == 3
+
+    @settings(
+        max_examples=25,
+        deadline=None,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+            HealthCheck.too_slow,
+        ],
+    )
+    @given(data=st.data())
+    async def test_o26_no_filter_leads_out_of_the_tenant_and_its_readers(
+        self, store: VectorStore, data: st.DataObject
+    ) -> None:
+        await store.delete_file(COLLECTION, "file-a")
+        drawn = data.draw(st.lists(st.tuples(_tenants, _readers, _attributes), min_size=1, max_size=6))
+        rows = [
+            chunk(i, "zebra", tenant=tenant, readers=tuple(readers), attributes=attributes)
+            for i, (tenant, readers, attributes) in enumerate(drawn)
+        ]
+        await _fill(store, *rows)
+        if data.draw(st.booleans()):
+            await store.seal(COLLECTION)
+        for _ in range(3):
+            scope = Scope(tenant=data.draw(_tenants), readers=tuple(data.draw(_readers)))
+            where = data.draw(_filters | st.none())
+            within = [
+                row.id
+                for row in rows
+                if row.tenant == scope.tenant and {*row.readers} & {*scope.readers} and matches(where, row.attributes)
+            ]
+            assert sorted(await _search(store, scope, where)) == sorted(within), (scope, where)
+            text = await store.search_text(COLLECTION, "zebra", limit=50, scope=scope, where=where)
+            assert sorted(_ids(text)) == sorted(within), (scope, where)
+
+    async def test_chunks_of_others_count_only_in_the_statistics_of_words(self, store: VectorStore) -> None:
+        """B5: what a caller may not see moves none of their hits and takes no place among them."""
+        await _fill(store, chunk(0, "zebra one"), chunk(1, "zebra two"), chunk(2, "owl"))
+        query = vectors((1, 0))
+        alone = await store.search_dense(COLLECTION, query, limit=2, scope=EVERYONE)
+        hidden = [chunk(i, "zebra", file_id="file-b", readers=("group:x",)) for i in range(40)]
+        await store.upsert(COLLECTION, hidden, vectors(*[(1, 0)] * 40))
+        await store.seal(COLLECTION)
+        beside = await store.search_dense(COLLECTION, query, limit=2, scope=EVERYONE)
+        assert _ids(beside) == _ids(alone)
+        assert [hit.score for hit in beside] == pytest.approx([hit.score for hit in alone])
+        text = await store.search_text(COLLECTION, "zebra", limit=5, scope=EVERYONE)
+        assert sorted(_ids(text)) == ["file-a:0", "file-a:1"]
+
+    async def test_a_store_that_lists_what_it_holds_lists_all_of_it(self, store: VectorStore) -> None:
+        if not isinstance(store, Inventory):
+            return
+        await _fill(store, *(chunk(i) for i in range(5)), chunk(0, file_id="file-b"))
+        await store.seal(COLLECTION)
+        assert COLLECTION in await store.collections()
+        assert sorted(await store.chunk_ids(COLLECTION)) == sorted([*(f"file-a:{i}" for i in range(5)), "file-b:0"])
+        await store.delete_file(COLLECTION, "file-a")
+        assert list(await store.chunk_ids(COLLECTION)) == ["file-b:0"]
+        await store.drop(COLLECTION)
+        assert COLLECTION not in await store.collections()
+        assert list(await store.chunk_ids(COLLECTION)) == []
 
     async def test_sealing_changes_no_result(self, store: VectorStore) -> None:
         await _fill(store, *(chunk(i, f"word{i} common") for i in range(30)))

@@ -3,42 +3,23 @@
 import asyncio
 import os
 import signal
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 from knowledge_kit import Stack, until
-from worker_kit import install_plugin, write_config
+from worker_kit import worker
 
-from appliance.config import load, parse
+from appliance.config import parse
 from appliance.context import AppContext
 from appliance.errors import BadRequest, Conflict, ModelNotFound, NotFound, RetrievalUnavailable, StartError
 from appliance.knowledge.filters import Comparison, Compound
 from appliance.knowledge.messages import Failure, SearchMessage
 from appliance.knowledge.remote import RemoteKnowledge, _make_private
 from appliance.storage.database import Database
-from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Scope, Search
 
 pytestmark = pytest.mark.slow
-
-
-@asynccontextmanager
-async def worker(folder: Path, monkeypatch, **changes: object):
-    """A stack whose knowledge runs in a worker process."""
-    plugins = install_plugin(
-        folder / "site", "scripted_embedder", "appliance.testing.scripted_embedder:scripted_embedder"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(plugins))
-    path = write_config(folder, **changes)
-    made = Stack(folder, ScriptedEmbedder(), "memory")
-    made.knowledge = RemoteKnowledge(AppContext(config=load(path), database=made.database), path)
-    try:
-        await made.start()
-        yield made
-    finally:
-        await made.stop()
 
 
 def pid_of(made: Stack) -> int:

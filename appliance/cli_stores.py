@@ -1,0 +1,88 @@
+"""``appliance stores``: look after what the vector stores hold, while the server runs or not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from appliance.audit import AuditEvent, operator
+from appliance.cli_options import config_option, examples, json_option, print_json
+from appliance.config import load
+from appliance.errors import StartError
+
+if TYPE_CHECKING:
+    from appliance.config import Config
+    from appliance.knowledge.report import Report
+
+
+@click.group(epilog=examples("appliance stores reconcile", "appliance stores reconcile --repair"))
+def stores() -> None:
+    """Look after what the vector stores hold."""
+
+
+@stores.command(
+    epilog=examples(
+        "appliance stores reconcile", "appliance stores reconcile --repair", "appliance stores reconcile --json"
+    )
+)
+@click.option("--repair", is_flag=True, help="Delete what belongs to nothing, and index again what is not whole.")
+@config_option
+@json_option
+def reconcile(repair: bool, config_path: Path, as_json: bool) -> None:
+    """Compare the database with the vectors and the files on the disk.
+
+    Exit code 1 says that something is out of place and was not repaired.
+    """
+    report = asyncio.run(_reconcile(load(config_path), repair))
+    if as_json:
+        print_json({**_plain(report), "orphans": report.orphans})
+    else:
+        click.echo("\n".join(_lines(report)))
+    left = len(report.files_without_blob) if report.repaired else report.orphans
+    if left:
+        raise StartError(f"{left} things are out of place" + ("" if repair else "; --repair mends what can be mended"))
+
+
+async def _reconcile(config: Config, repair: bool) -> Report:
+    from appliance.knowledge.visiting import at_work
+
+    async with at_work(config) as retrieval:
+        report = await retrieval.reconcile(repair=repair)
+    if repair and report.orphans:
+        await _record(config, report)
+    return report
+
+
+async def _record(config: Config, report: Report) -> None:
+    from appliance.auditing import report as record
+
+    numbers = {name: len(found) for name, found in _plain(report).items() if isinstance(found, list)}
+    event = AuditEvent(
+        action="stores.reconcile", outcome="success", principal=operator(), tenant="", details=dict(numbers)
+    )
+    await record(config, [event])
+
+
+def _plain(report: Report) -> dict[str, object]:
+    import msgspec
+
+    found: dict[str, object] = msgspec.to_builtins(report)
+    return found
+
+
+def _lines(report: Report) -> list[str]:
+    done = "repaired: " if report.repaired else ""
+    looked = f"{report.stores} stores, {report.files} files in them with {report.chunks} chunks, {report.blobs} uploads"
+    return [
+        f"{looked}: {report.orphans} out of place",
+        *(f"{done}collection {name} belongs to no store" for name in report.collections_without_store),
+        *(
+            f"{done}file {one.file_id} in store {one.store_id}: {one.extra} chunks too many, {one.missing} missing"
+            for one in report.chunks_out_of_place
+        ),
+        *(f"{done}upload {name} on the disk belongs to no file" for name in report.blobs_without_file),
+        *(f"file {name} has lost its bytes; delete it, or upload it again" for name in report.files_without_blob),
+    ]

@@ -1,0 +1,126 @@
+"""Compares what the database says with what lies in the vector store and on the disk, and mends the difference.
+
+Whatever is out of place is looked at twice, since work goes on meanwhile: only what is out of place both times counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from appliance.errors import BadRequest
+from appliance.knowledge.indexing import chunk_id
+from appliance.knowledge.ingest import Ingestor
+from appliance.knowledge.report import Misfit, Report
+from appliance.knowledge.sealing import Key
+from appliance.protocols import Inventory, VectorStore
+from appliance.storage import files, store_files, stores
+from appliance.storage.blobs import BlobStore
+from appliance.storage.database import Database
+from appliance.storage.sweep import MIN_AGE_SECONDS
+
+_GROUP = 500
+
+
+@dataclass
+class _Chunks:
+    """One look at the vector store."""
+
+    collections: set[str]
+    """Those without a store."""
+    misfits: set[Misfit]
+    stores: int
+    files: int
+    chunks: int
+
+
+@dataclass
+class Reconciler:
+    """Works on one data folder; the worker has it, which alone writes vectors."""
+
+    database: Database
+    backend: VectorStore
+    blobs: BlobStore
+    ingestor: Ingestor
+
+    async def run(self, *, repair: bool) -> Report:
+        """Look, mend what can be mended if ``repair``, and report what was found.
+
+        Raises:
+            BadRequest: the vector store cannot say what it holds.
+        """
+        if not isinstance(self.backend, Inventory):
+            raise BadRequest("this vector store cannot list what it holds, so it cannot be reconciled")
+        first = await self._chunks(self.backend)
+        lost, gone, blobs = await self._bytes()
+        suspicious = first.collections or first.misfits
+        second = await self._chunks(self.backend) if suspicious else first
+        report = Report(
+            stores=first.stores,
+            files=first.files,
+            chunks=first.chunks,
+            blobs=blobs,
+            collections_without_store=sorted(first.collections & second.collections),
+            chunks_out_of_place=sorted(first.misfits & second.misfits),
+            blobs_without_file=lost,
+            files_without_blob=gone,
+            repaired=repair,
+        )
+        if repair:
+            await self._repair(report)
+        return report
+
+    async def _repair(self, report: Report) -> None:
+        for collection in report.collections_without_store:
+            await self.ingestor.drop_orphan(collection)
+        for misfit in report.chunks_out_of_place:
+            await self.ingestor.mend(misfit.store_id, misfit.file_id)
+        for blob_id in report.blobs_without_file:
+            await asyncio.to_thread(self.blobs.remove, blob_id)
+
+    async def _chunks(self, backend: Inventory) -> _Chunks:
+        # Chunks first, then rows: what is written or deleted in between is out of place only this once.
+        there = {name: await backend.chunk_ids(name) for name in await backend.collections() if stores.is_id(name)}
+        async with self.database.session(write=False) as session:
+            known = set(await stores.all_ids(session))
+            rows, busy = await store_files.settled(session)
+        expected: dict[str, dict[str, set[str]]] = defaultdict(dict)
+        for row in rows:
+            expected[row.store_id][row.file_id] = {chunk_id(row.file_id, row.version, i) for i in range(row.chunks)}
+        misfits = {
+            misfit
+            for store_id in known
+            for misfit in _misfits(store_id, there.get(store_id, ()), expected[store_id], busy)
+        }
+        chunks = sum(len(found) for found in there.values())
+        return _Chunks(there.keys() - known, misfits, len(known), len(rows), chunks)
+
+    async def _bytes(self) -> tuple[list[str], list[str], int]:
+        """Blobs without a row, files without a blob, and how many blobs there are."""
+        lost: list[str] = []
+        seen = 0
+        old = self.blobs.ids(MIN_AGE_SECONDS)
+        while group := await asyncio.to_thread(lambda: list(islice(old, _GROUP))):
+            async with self.database.session(write=False) as session:
+                lost += set(group) - await files.known(session, group)
+            seen += len(group)
+        async with self.database.session(write=False) as session:
+            ids = await files.all_ids(session)
+        gone = await asyncio.to_thread(lambda: [name for name in ids if not self.blobs.path(name).exists()])
+        async with self.database.session(write=False) as session:
+            return sorted(lost), sorted(await files.known(session, gone)), seen
+
+
+def _misfits(store_id: str, ids: Iterable[str], expected: Mapping[str, set[str]], busy: set[Key]) -> list[Misfit]:
+    wanted = {found for file_ids in expected.values() for found in file_ids}
+    there = set(ids)
+    extra = Counter(found.rpartition(":")[0].rpartition(":")[0] for found in there - wanted)
+    missing = Counter(found.rpartition(":")[0].rpartition(":")[0] for found in wanted - there)
+    return [
+        Misfit(store_id, file_id, extra[file_id], missing[file_id])
+        for file_id in extra.keys() | missing.keys()
+        if (store_id, file_id) not in busy
+    ]
