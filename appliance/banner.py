@@ -9,7 +9,7 @@ QUESTION = "How do I start the appliance?"
 
 
 def banner(config: Config, port: int, seconds: float, *, guarded: bool) -> str:
-    """The text; ``seconds`` is how long the start took, ``guarded`` whether callers need a key."""
+    """The text; ``seconds`` is how long the start took, ``guarded`` whether callers need a credential."""
     host = config.server.host if config.server.host not in ("0.0.0.0", "::") else "127.0.0.1"  # noqa: S104
     base = f"http://{host}:{port}/v1"
     chats = [model for model in config.models if model.engine or model.alias_of]
@@ -23,7 +23,7 @@ def banner(config: Config, port: int, seconds: float, *, guarded: bool) -> str:
         f"ready after {seconds:.1f} s",
         f"  API      {base}   (OpenAI-compatible; document at http://{host}:{port}/openapi.json)",
         f"  models   {', '.join(m.name + _note(m.vector_stores) for m in config.models) or 'none'}",
-        f"  callers  {'need a key: appliance keys create' if guarded else 'on this machine, without a key'}",
+        f"  callers  {'need a credential: appliance keys create' if guarded else 'on this machine, without a key'}",
         f"  probes   http://{host}:{port}/livez  /readyz",
         "",
         "curl:",

@@ -106,7 +106,10 @@ def _filters(command: Callable[..., _T]) -> Callable[..., _T]:
 @config_option
 @json_option
 def list_(query: AuditQuery, limit: int, config_path: Path, as_json: bool) -> None:
-    """Show the newest entries, oldest first."""
+    """Show the newest entries, oldest first.
+
+    A line has number, time, outcome, action, caller, tenant, object, address and details; - is none.
+    """
     found = asyncio.run(_newest(config_path, query, limit))
     if as_json:
         print_json(found)
@@ -281,7 +284,7 @@ def _line(record: AuditRecord) -> str:
         record.time,
         record.outcome,
         record.action,
-        *(_safe(value) for value in (record.principal, record.object, record.address) if value),
+        *(_safe(value) or "-" for value in (record.principal, record.tenant, record.object, record.address)),
     ]
     details = msgspec.json.encode(record.details).decode()
     return "  ".join([*parts, _safe(details) if record.details else ""]).rstrip()

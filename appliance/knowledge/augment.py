@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from appliance.config import RetrievalConfig
-from appliance.errors import BadRequest
+from appliance.errors import BadRequest, NotFound
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.framing import framed
@@ -66,7 +66,7 @@ class Retriever:
         Raises:
             NotFound: a store does not exist for this caller. RetrievalUnavailable
         """
-        ids = await self._stores.resolve(scope_of(call.principal), search.store_ids)
+        ids = await self._resolved(call, search)
         if not search.queries:
             return Findings()
         found = await self._knowledge.search(msgspec.structs.replace(search, store_ids=ids), scope_of(call.principal))
@@ -77,6 +77,16 @@ class Retriever:
         ]
         kept = _within(relevant, self._config.max_context_characters)
         return msgspec.structs.replace(found, passages=kept)
+
+    async def _resolved(self, call: Call, search: Search) -> tuple[str, ...]:
+        """The stores' ids. Whoever named none is told whose stores are missing."""
+        try:
+            return await self._stores.resolve(scope_of(call.principal), search.store_ids)
+        except NotFound as error:
+            if file_search_tools(call.request):
+                raise
+            told = f"model {call.model} answers from vector stores that your tenant does not have: {error}"
+            raise NotFound(told, param="model") from None
 
     async def find(self, call: Call, search: Search) -> Findings:
         """All that a search of stores by id finds within the caller's rights, as the search API gives it."""

@@ -17,7 +17,7 @@ import string
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from sqlalchemy import func, select
@@ -225,7 +225,15 @@ class KeyStore:
 
 def _event(action: str, key: StoredKey) -> AuditEvent:
     """For the audit log, in the transaction of what it tells."""
-    details = {"name": key.name, "user": key.user, "roles": list(key.roles), "scopes": list(key.scopes)}
+    details: dict[str, Any] = {
+        "name": key.name,
+        "user": key.user,
+        "roles": list(key.roles),
+        "scopes": list(key.scopes),
+        "models": None if key.models is None else list(key.models),
+        "stores": None if key.stores is None else list(key.stores),
+        "expires_at": key.expires_at,
+    }
     return AuditEvent(
         action=action,
         outcome="success",

@@ -81,8 +81,9 @@ def _run(command: Callable[_P, Awaitable[_T]]) -> Callable[_P, _T]:
 def _allowance_options(command: _C) -> _C:
     """An option for each field of ``Allowance``; they arrive as keyword arguments of the same names."""
     for field in reversed(msgspec.structs.fields(Allowance)):
-        kind = float if field.name.startswith("spend") else int
-        what = field.name.replace("_", " ")
+        is_spend = field.name.startswith("spend")
+        kind = click.FloatRange(min=0, min_open=True) if is_spend else click.IntRange(min=1)
+        what = "requests at once" if field.name == "max_concurrent" else field.name.replace("_", " ")
         option = click.option(f"--{field.name.replace('_', '-')}", type=kind, help=f"Limit of this key alone: {what}.")
         command = option(command)
     return command

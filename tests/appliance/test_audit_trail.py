@@ -325,7 +325,7 @@ async def test_a_change_is_not_acknowledged_while_the_log_cannot_be_written(serv
 
 
 async def test_keys_are_recorded_in_the_transaction_that_makes_rotates_or_revokes_them(served) -> None:
-    made, _ = await served.keys.create(name="alice", tenant="a", user="alice@example.org")
+    made, _ = await served.keys.create(name="alice", tenant="a", user="alice@example.org", models=["m"], expires_in=60)
     await served.keys.rotate(made.id)
     await served.keys.revoke(made.id)
     await served.keys.revoke(made.id)
@@ -334,6 +334,8 @@ async def test_keys_are_recorded_in_the_transaction_that_makes_rotates_or_revoke
     assert {(record.tenant, record.principal[:4], record.details["user"]) for record in found} == {
         ("a", "cli:", "alice@example.org")
     }
+    granted = found[0].details
+    assert (granted["models"], granted["stores"], granted["expires_at"]) == (["m"], None, made.expires_at)
 
 
 async def test_a_key_that_the_log_cannot_hold_is_not_made(served, monkeypatch) -> None:

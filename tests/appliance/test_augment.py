@@ -8,6 +8,7 @@ from loopback import assert_openai_error
 from steps import PASSAGE
 
 from appliance.config import RetrievalConfig
+from appliance.errors import NotFound
 from appliance.knowledge.augment import Retriever, scope_of
 from appliance.knowledge.framing import NOTHING_FOUND
 from appliance.plugin import Principal, Scope
@@ -82,6 +83,18 @@ async def test_two_search_tools_are_refused_since_each_may_have_a_filter_of_its_
         error = assert_openai_error(await b.chat(tools=[SEARCH_TOOL, filtered]), 400, "tools")
     assert "one file_search tool" in error["message"]
     assert library.searches == []
+
+
+async def test_whoever_named_no_store_is_told_that_the_model_s_is_not_there(reading):
+    class Empty(Library):
+        async def resolve(self, tenant, references):
+            raise NotFound(f"no vector store has the name or id {references[-1]!r}", param="vector_store_ids")
+
+    async with reading(Empty()) as b:
+        of_model = assert_openai_error(await b.chat(model="docs"), 404, "model")
+        assert "model docs" in of_model["message"]
+        assert "'manual'" in of_model["message"]
+        assert_openai_error(await b.chat(model="docs", tools=[SEARCH_TOOL]), 404, "vector_store_ids")
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "file_search"}, None])

@@ -335,7 +335,7 @@ def test_a_key_is_rotated_on_the_command_line(config):
         (["rotate", "x", "--overlap", "soon"], "30d"),
         (["create", "--role", "usr"], "did you mean user?"),
         (["create", "--role", "boss"], "auth.roles"),
-        (["create", "--requests-per-minute", "0"], "requests_per_minute"),
+        (["create", "--requests-per-minute", "0"], "--requests-per-minute"),
         (["create", "--expires", "0s"], "30d"),
         (["create", "--name", "a\nb"], "printable"),
         (["create", "--name", "a" * 256], "255"),

@@ -172,7 +172,10 @@ def _ask(server: str, path: str, type_: type[_T], token: str | None = None) -> _
     if response.status_code == 401:
         raise ApplianceError(f"{server} does not take the token; run appliance login --server {server}")
     if response.status_code == 403:
-        raise ApplianceError(f"{server} knows you, but you may do nothing there; ask its operator for a role")
+        raise ApplianceError(
+            f"{server} takes the token, but shows nobody without the permission self.read who they are; "
+            "ask its operator for a role that grants it"
+        )
     if response.status_code != 200:
         raise ApplianceError(f"{server} answered {response.status_code} to {path}; check --server")
     return decoded(response, type_, f"the answer of {server} to {path}")

@@ -134,6 +134,12 @@ async def test_issuer_and_client_may_be_named_where_the_server_says_nothing(
     assert (await run("whoami", "--server", web.url)).exit_code == 0
 
 
+async def test_whoami_names_the_permission_that_is_missing(web: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hasty, "account", "bob")  # whose role means nothing here
+    await run("login", "--server", web.url)
+    assert "self.read" in str((await run("whoami")).exception)
+
+
 async def test_every_failure_is_one_line_that_says_what_to_do(
     web: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
