@@ -34,7 +34,7 @@ from appliance.errors import (
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever, file_search_tools
 from appliance.models.inputs import check_inputs
-from appliance.protocols import Admitter, Authenticator, Authorizer, Telemetry, TraceSpan
+from appliance.protocols import Admitter, Authenticator, Authorizer, Revoking, Telemetry, TraceSpan
 from appliance.recording import Recording
 from appliance.streams import cited, observed
 from appliance.telemetry import NoTelemetry
@@ -136,6 +136,18 @@ class Pipeline:
         stores = allowed if principal.stores is None else principal.stores & allowed
         return msgspec.structs.replace(principal, stores=stores)
 
+    async def _check_still_known(self, principal: Principal) -> None:
+        """Stored work may begin long after it was asked for. Raises Unauthenticated."""
+        enabled = [authenticator for _, authenticator in self.authenticators if authenticator.enabled]
+        known = principal is not ANONYMOUS or not enabled
+        for authenticator in enabled:
+            if known and isinstance(authenticator, Revoking):
+                known = await authenticator.still_known(principal)
+        if not known:
+            error = Unauthenticated(challenge="invalid_token", reason="revoked", claimed=principal.id)
+            self.trail.turned_away(error)
+            raise error
+
     async def authorize(self, principal: Principal, action: str, resource: str) -> None:
         """Every authorizer must agree. Raises Forbidden."""
         try:
@@ -165,6 +177,8 @@ class Pipeline:
         ``template`` is the route, for the trace. Raises any RequestError before the first chunk, and while iterating.
         """
         async with self._run(call, template) as (record, span, held, admissions):
+            if call.background:
+                await self._check_still_known(call.principal)
             inputs = self.models.resolve(call.model, call.principal).inputs
             await self.authorize(call.principal, "models.use", call.model)
             if inputs is not None:

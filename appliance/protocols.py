@@ -289,6 +289,18 @@ class Authenticator(Protocol):
 
 
 @runtime_checkable
+class Revoking(Protocol):
+    """What an authenticator may also be: one that can tell when a caller that it found is one no more."""
+
+    async def still_known(self, principal: Principal) -> bool:
+        """Whether the credential is good as yet; true for callers of other authenticators.
+
+        Asked before each call of work that was stored, which may begin hours after it was asked for.
+        """
+        ...
+
+
+@runtime_checkable
 class Authorizer(Protocol):
     """Decides whether a known caller may do something. All authorizers must agree."""
 

@@ -14,6 +14,8 @@ from appliance.wire import ContentPart, FunctionCall, ImageUrl, Message, ToolCal
 
 MAX_ITEMS = 4096
 MAX_PARTS = 2048
+MAX_ID = 64
+"""Characters of an item's id, which clients may choose."""
 _ROLES = ("user", "assistant", "system", "developer")
 _PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
 _SEARCHES = "file_search_call"
@@ -27,7 +29,22 @@ def read_input(raw: str | Sequence[Any] | None, where: str = "input") -> list[di
         raw = [{"role": "user", "content": raw}]
     if len(raw) > MAX_ITEMS:
         raise BadRequest(f"{where} holds more than {MAX_ITEMS} items; send less", param=where)
-    return [_item(item, f"{where}[{i}]") for i, item in enumerate(raw)]
+    items = [_item(item, f"{where}[{i}]") for i, item in enumerate(raw)]
+    _check_ids(items, where)
+    return items
+
+
+def _check_ids(items: Sequence[Mapping[str, Any]], where: str) -> None:
+    """An id names one item; several references may name the same."""
+    seen: set[str] = set()
+    for i, item in enumerate(items):
+        if not 0 < len(item["id"]) <= MAX_ID:
+            raise BadRequest(f"{where}[{i}].id must have 1 to {MAX_ID} characters", param=f"{where}[{i}].id")
+        if item["type"] == "item_reference":
+            continue
+        if item["id"] in seen:
+            raise BadRequest(f"{where}[{i}].id is that of another item; give each its own", param=f"{where}[{i}].id")
+        seen.add(item["id"])
 
 
 def _item(raw: Any, where: str) -> dict[str, Any]:
@@ -44,12 +61,17 @@ def _item(raw: Any, where: str) -> dict[str, Any]:
             param=f"{where}.type",
         )
     _CHECKS[kind](raw, where)
-    item = {**raw, "type": kind, "id": raw.get("id") if isinstance(raw.get("id"), str) else new_id(_PREFIXES[kind])}
+    item = {**raw, "type": kind, "id": _id_of(raw) or new_id(_PREFIXES[kind])}
     if kind == "message":
         item["content"] = _content(raw["content"], raw["role"], where)
     if kind != "reasoning":
         item.setdefault("status", "completed")
     return item
+
+
+def _id_of(raw: Mapping[str, Any]) -> str | None:
+    given = raw.get("id")
+    return given if isinstance(given, str) else None
 
 
 def _check_message(raw: Mapping[str, Any], where: str) -> None:
@@ -72,8 +94,12 @@ def _check_call_output(raw: Mapping[str, Any], where: str) -> None:
 
 def _check_reasoning(raw: Mapping[str, Any], where: str) -> None:
     for name in ("summary", "content"):
-        if not isinstance(raw.get(name) or [], list):
+        parts = raw.get(name) or []
+        if not isinstance(parts, list):
             raise BadRequest(f"{where}.{name} must be a list", param=f"{where}.{name}")
+        for i, part in enumerate(parts):
+            if not (isinstance(part, dict) and isinstance(part.get("text", ""), str)):
+                raise BadRequest(f"{where}.{name}[{i}] must be an object with a text", param=f"{where}.{name}[{i}]")
 
 
 _CHECKS: Mapping[str, Callable[[Mapping[str, Any], str], None]] = {

@@ -159,8 +159,14 @@ def _allowed(tools: Sequence[dict[str, Any]], choice: dict[str, Any]) -> tuple[l
     wanted, mode = choice.get("tools"), choice.get("mode", "auto")
     if not isinstance(wanted, list) or mode not in ("auto", "required"):
         raise BadRequest("tool_choice: allowed_tools needs tools and mode auto or required", param="tool_choice")
-    names = {(item.get("type"), item.get("name")) for item in wanted if isinstance(item, dict)}
-    return [tool for tool in tools if (tool.get("type"), tool.get("name")) in names], mode
+    allowed = {_identity(item) for item in wanted if isinstance(item, dict)}
+    return [tool for tool in tools if _identity(tool) in allowed], mode
+
+
+def _identity(tool: dict[str, Any]) -> tuple[str | None, str | None]:
+    """By what a tool is named; what is no text names nothing."""
+    kind, name = tool.get("type"), tool.get("name")
+    return kind if isinstance(kind, str) else None, name if isinstance(name, str) else None
 
 
 def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:

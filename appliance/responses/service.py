@@ -66,9 +66,11 @@ class Responses:
 
         Raises:
             BadRequest: naming the field. NotFound: what it continues is not there for this caller.
+            Forbidden: the caller may not use the model, go on from what is stored, or store the answer.
         """
         check(request)
         self.models.resolve_chat(request.model, principal)
+        await self._authorize(request, principal)
         new = read_input(request.input) if given is None else given
         items = _resolved(await self._before(request, principal), new)
         if not items:
@@ -84,6 +86,17 @@ class Responses:
         status = "queued" if request.background else "in_progress"
         builder = ResponseBuilder(new_response(request, response_id or new_id("resp_"), status), request.include or ())
         return Prepared(request, principal, [item for item in new if item["type"] != "item_reference"], chat, builder)
+
+    async def _authorize(self, request: ResponsesRequest, principal: Principal) -> None:
+        """Before anything is read or kept. An answer that nobody asked to keep is not, where the caller may not."""
+        authorize = self.pipeline.authorize
+        await authorize(principal, "models.use", request.model)
+        if request.previous_response_id is not None or request.conversation_id is not None:
+            await authorize(principal, "responses.read", PATH)
+        if request.store or request.background or request.conversation_id is not None:
+            await authorize(principal, "responses.write", PATH)
+        elif request.stored:
+            request.store = await self.pipeline.may(principal, "responses.write", PATH)
 
     async def _before(self, request: ResponsesRequest, principal: Principal) -> list[Json]:
         if request.previous_response_id is None and request.conversation_id is None:
@@ -154,7 +167,9 @@ class Responses:
 
     async def _converse(self, session: Any, prepared: Prepared) -> None:
         if prepared.request.conversation_id is not None:
-            found = await conversations.get(session, prepared.request.conversation_id, prepared.principal.user)
+            found = await conversations.get(
+                session, prepared.request.conversation_id, prepared.principal.user, lock=True
+            )
             await conversations.append(session, found, [*prepared.input, *prepared.response["output"]])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import ColumnElement, delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
 
 from appliance.errors import NotFound
 from appliance.storage import paging
@@ -33,8 +34,11 @@ async def page(
     model: str | None = None,
     labels: Mapping[str, str],
 ) -> tuple[Sequence[StoredCompletion], bool]:
-    """A page of what this user may see, of one model, with all these labels; and whether more follow."""
-    query = select(StoredCompletion).where(_seen_by(user))
+    """A page of what this user may see, of one model, with all these labels; and whether more follow.
+
+    The messages, which may be megabytes each, are left in the database.
+    """
+    query = select(StoredCompletion).options(defer(StoredCompletion.messages)).where(_seen_by(user))
     if model is not None:
         query = query.where(StoredCompletion.model == model)
     for key, value in labels.items():

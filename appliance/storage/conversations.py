@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import or_, select
+import msgspec
+from sqlalchemy import Text, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest, NotFound
 from appliance.storage import paging
 from appliance.storage.ids import now_us
+from appliance.storage.responses import MAX_CONTEXT
 from appliance.storage.tables.responses import Conversation, ConversationItem
 
 MAX_ITEMS = 4096
 """Items that one conversation may hold: all of them are the context of its next response."""
+_encode = msgspec.json.Encoder().encode
 
 
-async def get(session: AsyncSession, conversation_id: str, user: str | None) -> Conversation:
-    """One conversation that this user may see. Raises NotFound."""
+async def get(session: AsyncSession, conversation_id: str, user: str | None, *, lock: bool = False) -> Conversation:
+    """One conversation that this user may see; ``lock`` it to change it or its items. Raises NotFound."""
     query = select(Conversation).where(Conversation.id == conversation_id)
-    found = await session.scalar(query.where(or_(Conversation.user.is_(None), Conversation.user == user)))
+    query = query.where(or_(Conversation.user.is_(None), Conversation.user == user))
+    found = await session.scalar(query.with_for_update() if lock else query)
     if found is None:
         raise NotFound(
             f"no conversation has the id {conversation_id[:64]!r}; POST /v1/conversations makes one",
@@ -53,13 +57,21 @@ async def item(session: AsyncSession, conversation_id: str, item_id: str) -> Con
 
 
 async def append(session: AsyncSession, conversation: Conversation, new: Sequence[dict[str, Any]]) -> None:
-    """Add items behind the last one; an item that is there already stays where it is. Raises BadRequest."""
-    query = select(ConversationItem.id, ConversationItem.created_us).where(
-        ConversationItem.conversation_id == conversation.id
-    )
-    present = {row.id: row.created_us for row in await session.execute(query)}
+    """Add items, each with an id of its own, behind the last one; one that is there already stays where it is.
+
+    The conversation must be locked. Raises BadRequest when it would hold too much.
+    """
+    query = select(
+        ConversationItem.id, ConversationItem.created_us, func.length(cast(ConversationItem.body, Text)).label("size")
+    ).where(ConversationItem.conversation_id == conversation.id)
+    rows = (await session.execute(query)).all()
+    present = {row.id: row.created_us for row in rows}
     if len(present) + len(new) > MAX_ITEMS:
         raise BadRequest(f"a conversation holds at most {MAX_ITEMS} items; begin a new one", param="conversation")
+    if sum(row.size for row in rows) + sum(len(_encode(body)) for body in new) > MAX_CONTEXT:
+        raise BadRequest(
+            f"a conversation holds at most {MAX_CONTEXT} characters; begin a new one", param="conversation"
+        )
     place = max([now_us(), *(created + 1 for created in present.values())])
     for body in new:
         if body["id"] not in present:

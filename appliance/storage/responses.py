@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import Text, cast, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest, NotFound
@@ -13,15 +13,20 @@ from appliance.storage.ids import now
 from appliance.storage.tables.responses import StoredResponse
 
 MAX_CHAIN = 1000
+MAX_CONTEXT = 16 * 2**20
+"""Characters, as JSON, that one answer may go on from: all of them are in memory at once."""
 LEASE_SECONDS = 30
 MAX_ATTEMPTS = 3
 UNFINISHED = ("queued", "in_progress")
 
 
-async def get(session: AsyncSession, response_id: str, user: str | None, param: str = "response_id") -> StoredResponse:
-    """One response that this user may see. Raises NotFound."""
+async def get(
+    session: AsyncSession, response_id: str, user: str | None, param: str = "response_id", *, lock: bool = False
+) -> StoredResponse:
+    """One response that this user may see; ``lock`` it to change it. Raises NotFound."""
     query = select(StoredResponse).where(StoredResponse.id == response_id)
-    found = await session.scalar(query.where(or_(StoredResponse.user.is_(None), StoredResponse.user == user)))
+    query = query.where(or_(StoredResponse.user.is_(None), StoredResponse.user == user))
+    found = await session.scalar(query.with_for_update() if lock else query)
     if found is None:
         raise NotFound(f"no response has the id {response_id[:64]!r}; only stored ones can be fetched", param=param)
     return found
@@ -34,11 +39,18 @@ async def turns(session: AsyncSession, response_id: str, user: str | None) -> li
         NotFound: it is not there, or one before it is gone. BadRequest: it is not finished, or the chain is too long.
     """
     links: list[StoredResponse] = []
+    left = MAX_CONTEXT
     next_id: str | None = response_id
     while next_id is not None:
         if len(links) == MAX_CHAIN:
             raise BadRequest(
                 f"previous_response_id: more than {MAX_CHAIN} responses follow each other; begin anew",
+                param="previous_response_id",
+            )
+        left -= await _size(session, next_id)
+        if left < 0:
+            raise BadRequest(
+                f"previous_response_id: what it continues holds more than {MAX_CONTEXT} characters; begin anew",
                 param="previous_response_id",
             )
         row = await get(session, next_id, user, "previous_response_id")
@@ -51,9 +63,15 @@ async def turns(session: AsyncSession, response_id: str, user: str | None) -> li
     return [item for row in reversed(links) for item in (*row.input, *row.body["output"])]
 
 
+async def _size(session: AsyncSession, response_id: str) -> int:
+    """Characters of what a response brings to those that continue it; asked before any of it is read."""
+    text = func.length(cast(StoredResponse.input, Text)) + func.length(cast(StoredResponse.body, Text))
+    return await session.scalar(select(text).where(StoredResponse.id == response_id)) or 0
+
+
 async def remove(session: AsyncSession, response_id: str, user: str | None) -> None:
     """Delete a response; those that continue it lose what it said. Raises NotFound."""
-    await session.delete(await get(session, response_id, user))
+    await session.delete(await get(session, response_id, user, lock=True))
 
 
 # -- in the background -----------------------------------------------------------------------------------

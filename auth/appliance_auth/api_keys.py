@@ -79,6 +79,13 @@ class ApiKeys:
             raise _refusal("expired", principal.key)
         return principal
 
+    async def still_known(self, principal: Principal) -> bool:
+        """Whether the caller's key is neither revoked nor expired."""
+        if principal.key is None:
+            return True
+        stored = await self._store.find(principal.key)
+        return stored is not None and stored.valid_at(time.time())
+
     async def refresh(self) -> None:
         """Forget what is remembered if any key was made, rotated or revoked.
 

@@ -13,6 +13,8 @@ from appliance.plugin import (
     CompletionRequest,
     EmbeddingRequest,
     Message,
+    RerankRequest,
+    ScoreRequest,
     Usage,
     choices_of,
 )
@@ -44,16 +46,21 @@ def estimate(call: Call, answer_tokens: int, retrieved_bytes: int) -> Estimate:
     """Look at the request's size. ``retrieved_bytes`` is what a search may add to a chat's prompt."""
     request = call.request
     if isinstance(request, ChatRequest):
-        prompt = sum(map(_message_tokens, request.messages)) + _bytes(_strings(request.tools)) // BYTES_PER_TOKEN
+        prompt = sum(map(_message_tokens, request.messages))
+        prompt += sum(_bytes(_strings(value)) for value in _schemas(request)) // BYTES_PER_TOKEN
         if retrieved_bytes:
             prompt += retrieved_bytes // BYTES_PER_TOKEN
         named = request.max_completion_tokens or request.max_tokens
         return Estimate(prompt, (named or answer_tokens) * choices_of(request), named is not None)
     if isinstance(request, CompletionRequest):
         each, named = request.max_tokens or _COMPLETION_DEFAULT, request.max_tokens is not None
-        return Estimate(_tokens(request.prompt), each * choices_of(request), named)
+        return Estimate(_tokens([request.prompt, request.suffix or ""]), each * choices_of(request), named)
     if isinstance(request, EmbeddingRequest):
         return Estimate(_tokens(request.input), 0, named=True)
+    if isinstance(request, RerankRequest | ScoreRequest):
+        queries = [request.query] if isinstance(request, RerankRequest) else request.queries
+        repeated = len(request.texts) // len(queries)
+        return Estimate(_tokens(queries) * repeated + _tokens(request.texts), 0, named=True)
     return Estimate(0, 0, named=True)
 
 
@@ -83,8 +90,15 @@ def _message_tokens(message: Message) -> int:
         attachments = len(message.content) - len(texts)
     else:
         texts = [message.content] if message.content else []
-    texts += [call.function.arguments for call in message.tool_calls or ()]
+    texts += filter(None, (message.name, message.refusal, message.reasoning_content, message.reasoning))
+    for call in message.tool_calls or ():
+        texts += (call.id, call.function.name, call.function.arguments)
     return _PER_MESSAGE + -(-_bytes(texts) // BYTES_PER_TOKEN) + attachments * _PER_ATTACHMENT
+
+
+def _schemas(request: ChatRequest) -> Iterable[Any]:
+    """What of a chat beside its messages a template may put into the prompt."""
+    return request.tools, request.functions, request.prediction, request.extra
 
 
 def _bytes(texts: Iterable[str]) -> int:

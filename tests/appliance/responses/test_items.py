@@ -1,5 +1,7 @@
 """Input items: what is accepted, what is refused by name, and which messages they become."""
 
+from contextlib import suppress
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,9 @@ from hypothesis import strategies as st
 from appliance.errors import BadRequest
 from appliance.responses.items import messages_of, read_input
 
+FIELDS = st.sampled_from(
+    ["id", "content", "summary", "text", "call_id", "name", "arguments", "output", "type", "refusal", "image_url"]
+)
 CALL = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "12 C"}
 
@@ -178,3 +183,47 @@ def test_any_items_are_read_or_refused_and_what_was_read_becomes_messages(raw) -
     assert param.startswith("input[")
     assert all(isinstance(item["id"], str) for item in read)
     msgspec.json.encode(messages_of(read))
+
+
+def named(*ids: str) -> list[dict]:
+    return [{"id": each, "role": "user", "content": "x"} for each in ids]
+
+
+@pytest.mark.parametrize(
+    ("items", "param"),
+    [
+        (named("a", "b", "a"), "input[2].id"),
+        (named("a", "x" * 65), "input[1].id"),
+        ([{"type": "file_search_call", "id": "x" * 65}], "input[0].id"),
+        ([{"type": "item_reference", "id": ""}], "input[0].id"),
+        ([{"type": "reasoning", "content": [{"text": 5}]}], "input[0].content[0]"),
+        ([{"type": "reasoning", "content": [{"text": None}]}], "input[0].content[0]"),
+        ([{"type": "reasoning", "summary": [{"text": "ok"}, "no object"]}], "input[0].summary[1]"),
+    ],
+)
+def test_R14_ids_that_name_two_items_or_are_too_long_and_texts_that_are_none_are_refused_by_name(items, param) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read_input(items)
+    assert refused.value.param == param
+
+
+def test_several_references_may_name_one_item() -> None:
+    assert len(read_input([{"type": "item_reference", "id": "msg_1"}] * 2)) == 2
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS | st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "file_search_call", None]),
+    st.sampled_from(["user", "assistant", "tool"]),
+    st.dictionaries(FIELDS, JSON, max_size=6),
+)
+def test_R14_an_item_of_any_json_becomes_messages_or_is_refused(kind, role, fields) -> None:
+    with suppress(BadRequest):
+        messages_of(read_input([{"role": role, **fields, "type": kind}]))

@@ -88,3 +88,12 @@ def test_what_cannot_be_done_is_refused_by_name(fields, param) -> None:
     with pytest.raises(BadRequest) as error:
         chat(**fields)
     assert error.value.param == param
+
+
+def test_R14_allowed_tools_whose_names_are_no_texts_are_refused_and_not_compared() -> None:
+    odd = {"type": "allowed_tools", "tools": [{"type": []}, {"name": {}}, 5, {"type": "function", "name": "f"}]}
+    chat = chat_of(request(tools=[{"type": "function", "name": "f"}], tool_choice=odd), read_input("hi"))
+    assert [tool["function"]["name"] for tool in chat.tools] == ["f"]
+    for tool in ({"type": [], "name": {}}, {"type": "function", "name": [1]}):
+        with pytest.raises(BadRequest):
+            chat_of(request(tools=[tool], tool_choice={**odd, "tools": [tool]}), read_input("hi"))

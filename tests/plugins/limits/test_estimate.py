@@ -42,9 +42,23 @@ def test_parts_tool_calls_and_tools_count_and_images_count_as_one_size():
     ]
     assert prompt_of(chat(Message(role="user", content=parts))) == 104 + 1024
     called = Message(role="assistant", tool_calls=[ToolCall(function=FunctionCall("f", "x" * 400))])
-    assert prompt_of(chat(called)) == 104
+    assert prompt_of(chat(called)) == 105
     tools = [{"type": "function", "function": {"name": "f" * 100, "parameters": {"enum": ["x" * 300]}}}]
     assert prompt_of(chat(Message(role="user", content=""), tools=tools)) > 100
+
+
+@pytest.mark.parametrize("field", ["name", "refusal", "reasoning_content", "reasoning"])
+def test_B12_no_field_of_a_message_carries_tokens_past_the_estimate(field):
+    assert prompt_of(chat(Message(role="assistant", content="", **{field: "x" * 400}))) >= 104
+
+
+def test_B12_what_goes_into_the_prompt_beside_the_messages_counts():
+    message = Message(role="user", content="")
+    for field in ("functions", "prediction", "extra"):
+        assert prompt_of(chat(message, **{field: {"a": ["x" * 400]}})) >= 104
+    called = Message(role="assistant", tool_calls=[ToolCall(id="x" * 400, function=FunctionCall("f" * 400, ""))])
+    assert prompt_of(chat(called)) >= 204
+    assert prompt_of(other(CompletionRequest(model="m", prompt="", suffix="x" * 400))) == 100
 
 
 def test_what_a_search_may_add_counts():
