@@ -19,6 +19,8 @@ from sqlalchemy.sql.base import ExecutableOption
 from appliance.errors import Forbidden
 from appliance.storage.tables import File, FileBatch, FileReader, StoreFile, Tenanted, VectorStore
 
+_HELD = StoreFile.metadata.tables[StoreFile.__tablename__].alias("held")
+"""As a bare table, to which no condition is added: also stores out of reach count as holding a file."""
 _REFUSED = "only ORM statements run in a tenant's session; this one cannot be kept to the tenant"
 
 
@@ -62,12 +64,14 @@ def _own(tenant: str) -> ExecutableOption:
 
 
 def _reachable(stores: frozenset[str] | None) -> list[ExecutableOption]:
-    """For callers who may reach some vector stores only: those, and what is in them."""
+    """For callers who may reach some vector stores only: those, and what is in them; files also that are in none."""
     if stores is None:
         return []
     wanted = _named(stores)
     inside = select(VectorStore.id).where(wanted).scalar_subquery()
+    held = exists().where(_HELD.c.file_id == File.id)
     return [
+        with_loader_criteria(File, or_(~held, held.where(_HELD.c.store_id.in_(inside))), include_aliases=True),
         with_loader_criteria(VectorStore, wanted, include_aliases=True),
         with_loader_criteria(StoreFile, StoreFile.store_id.in_(inside), include_aliases=True),
         with_loader_criteria(FileBatch, FileBatch.store_id.in_(inside), include_aliases=True),

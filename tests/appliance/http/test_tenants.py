@@ -373,8 +373,9 @@ async def test_o38_lists_and_counts_hold_what_is_ones_own(world) -> None:
         assert all(store["file_counts"]["total"] == 1 for store in listed["data"])
         files = (await world.clients[caller].get("/v1/files")).json()["data"]
         async with world.app.state.runtime.database.session(write=False) as session:
-            own = await session.scalars(select(File.id).where(File.tenant == CALLERS[caller].tenant))
-            assert {file["id"] for file in files} == set(own)
+            own = set(await session.scalars(select(File.id).where(File.tenant == CALLERS[caller].tenant)))
+        out_of_reach = {world.private["file_id"]} if caller == "limited" else set()
+        assert {file["id"] for file in files} == own - out_of_reach
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -476,6 +477,14 @@ async def test_a_caller_kept_to_some_stores_makes_none_but_those(world) -> None:
     made = await world.clients["limited"].post("/v1/vector_stores", json={"name": "handbook"})
     assert made.status_code == 200
     assert (await world.clients["a"].delete(f"/v1/vector_stores/{made.json()['id']}")).status_code == 200
-    file = world.private["file_id"]
-    assert (await world.clients["limited"].delete(f"/v1/files/{file}")).status_code == 409
-    assert (await world.clients["a"].get(f"/v1/files/{file}")).status_code == 200
+
+
+async def test_b2_a_caller_kept_to_some_stores_gets_no_file_that_lies_in_others_alone(world) -> None:
+    file, unknown = world.private["file_id"], world.unknown(world.private["file_id"])
+    for method, path in (("GET", "/v1/files/{}"), ("GET", "/v1/files/{}/content"), ("DELETE", "/v1/files/{}")):
+        answers = [await world.clients["limited"].request(method, path.format(name)) for name in (file, unknown)]
+        assert [answer.status_code for answer in answers] == [404, 404]
+        assert answers[0].text.replace(file, unknown) == answers[1].text
+    shared = world.foreign["file_id"]
+    for caller, reached in (("a", file), ("limited", shared)):
+        assert (await world.clients[caller].get(f"/v1/files/{reached}/content")).status_code == 200

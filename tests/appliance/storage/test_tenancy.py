@@ -138,13 +138,21 @@ async def test_a_caller_kept_to_some_stores_reaches_no_other_of_the_tenant(datab
         session.add(row)
         await session.flush()
         await store_files.attach(session, row.id, file, attributes={}, chunk_size=100, chunk_overlap=0)
+        session.add_all([a_file("file-in-none"), a_file("file-in-other")])
+        await session.flush()
+        await store_files.attach(session, mine, "file-in-other", attributes={}, chunk_size=100, chunk_overlap=0)
     allowed = frozenset({row.id if by == "id" else "allowed"})
     async with database.tenant("a", stores=allowed, write=False) as session:
         assert (await session.scalars(select(VectorStore.id))).all() == [row.id]
         assert await files.stores_of(session, file) == [row.id]
         assert await stores.by_name(session, "store of a") is None
         assert (await files.get(session, file)).id == file
+        assert (await files.get(session, "file-in-none")).id == "file-in-none"
+        joined = select(File.id).join(StoreFile, StoreFile.file_id == File.id).join(VectorStore)
+        assert (await session.scalars(joined)).all() == [file]
+        assert await session.scalar(select(func.count()).select_from(aliased(File))) == 2
         for reached in (
+            files.get(session, "file-in-other"),
             stores.get(session, other),
             store_files.get(session, other, file),
             batches.get(session, other, batch),
