@@ -63,7 +63,8 @@ _body = msgspec.json.Decoder(_Body).decode
 def answered(line: int, custom_id: str, request_id: str, reply: Answered) -> Result:
     """A line that its route answered, well or not."""
     ok = reply.status == 200
-    response = {"status_code": reply.status, "request_id": request_id, "body": msgspec.Raw(reply.body)}
+    body = msgspec.json.format(reply.body, indent=-1)  # an engine may have written it on several lines
+    response = {"status_code": reply.status, "request_id": request_id, "body": msgspec.Raw(body)}
     return Result(line, ok, _line(custom_id, response, None), _tokens(reply.body) if ok else TokenCounts())
 
 

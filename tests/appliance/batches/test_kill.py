@@ -77,14 +77,14 @@ def recorded(tmp_path: Path, batch_id: str) -> dict[int, bytes]:
 async def test_O_11_a_large_input_is_never_in_memory_whole(tmp_path) -> None:
     with Served(configured(tmp_path, delay=0, concurrency=2)) as served:
         async with client_of(served) as client:
-            padding = "x" * 100_000
-            lines = [chat_line(i, f"word{i}", metadata={"x": "y"}, user=padding) for i in range(530)]
+            # A field that nobody knows: the scripted engine keeps every call that it was asked.
+            lines = [chat_line(i, padding="x" * 100_000) for i in range(530)]
             before = peak_mib(served)
             done = await ended(client, await start(client, lines), 90)
             assert (done.status, done.request_counts.completed) == ("completed", 530)
             file = await client.files.retrieve(done.input_file_id)
             assert file.bytes > 50 * 2**20
-            assert peak_mib(served) - before < 40
+            assert peak_mib(served) - before < 25
 
 
 def peak_mib(served: Served) -> float:
