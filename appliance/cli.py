@@ -36,16 +36,22 @@ class Cli(click.Group):
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One command; a plugin's is looked for only when we have none of that name."""
+        """One command; a plugin's is looked for only when we have none of that name.
+
+        Raises click's UsageError for one of a plugin that the configuration does not list.
+        """
         if found := super().get_command(ctx, cmd_name):
             return found
         self._add_plugin_commands()
-        return super().get_command(ctx, cmd_name)
+        if found := super().get_command(ctx, cmd_name):
+            return found
+        _refuse_unlisted(cmd_name)
+        return None
 
     def _add_plugin_commands(self) -> None:
         from appliance.plugins import Plugins, add_installed_commands
 
-        path = Path(_option(sys.argv, "--config") or DEFAULT_CONFIG)
+        path = _config_path()
         if not path.exists():
             add_installed_commands(self)
             return
@@ -54,6 +60,20 @@ class Cli(click.Group):
         except ApplianceError as error:
             # Help and our own commands must work also beside a broken configuration.
             click.echo(f"warning: commands of plugins are missing: {error}", err=True)
+
+
+def _refuse_unlisted(command: str) -> None:
+    from appliance.plugins import plugin_with_command
+
+    if plugin := plugin_with_command(command):
+        raise click.UsageError(
+            f"{command} is a command of the plugin {plugin}; list that under plugins in {_config_path()}, "
+            f"or run it in a folder without {DEFAULT_CONFIG}"
+        )
+
+
+def _config_path() -> Path:
+    return Path(_option(sys.argv, "--config") or DEFAULT_CONFIG)
 
 
 def _option(arguments: list[str], name: str) -> str | None:

@@ -291,6 +291,19 @@ def add_installed_commands(cli: click.Group) -> None:
             log.debug("commands of %s are missing: %s", name, error)
 
 
+def plugin_with_command(command: str) -> str | None:
+    """The installed plugin that would add this command, if one does."""
+    for name in installed():
+        found = click.Group()
+        try:
+            Plugins(Config(plugins=(name,))).commands(found)
+        except ApplianceError:
+            continue
+        if command in found.commands:
+            return name
+    return None
+
+
 _MUST_BE_PLAIN = "plugin {name}: {hook} must be a plain function, not async; return objects with async methods"
 
 

@@ -201,6 +201,13 @@ def test_plugins_list_works_without_a_configuration(run):
     assert run("plugins", "list")[0] == 0
 
 
+def test_a_command_of_a_plugin_that_is_not_listed_says_which_to_list(tmp_path):
+    write_config(tmp_path)
+    done = appliance("login", "--server", "https://appliance.example", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the plugin login; list that under plugins in appliance.yaml" in done.stderr
+
+
 def test_a_wrong_command_or_option_is_a_usage_error(run):
     for arguments in (("nosuch",), ("check", "--nosuch"), ("serve", "--port", "70000"), ("serve", "--port", "http")):
         code, _, err = run(*arguments)
