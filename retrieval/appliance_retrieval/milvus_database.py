@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,6 +21,7 @@ from appliance.plugin import (
 from appliance_retrieval.milvus_filter import literal
 from appliance_retrieval.milvus_lite_server import LiteServer
 from appliance_retrieval.milvus_rows import OUTPUT, chunk_of, index_configs, make_schema, mutable_fields
+from appliance_retrieval.milvus_server import check_server
 from appliance_retrieval.terms import search_terms
 
 _P = ParamSpec("_P")
@@ -60,9 +62,14 @@ class MilvusDatabase:
             self.lite = LiteServer(Path(self._uri), self._run_dir)
         try:
             address = self.lite.uri if self.lite else self._uri
+            if not self.lite:
+                check_server(address, self._token, partial(MilvusClient, address, timeout=self._timeout))
             if self._name:
                 self._make_database(MilvusClient(address, token=self._token, timeout=self._timeout))
             self._client = MilvusClient(address, token=self._token, timeout=self._timeout, db_name=self._name)
+        except StartError:
+            self.disconnect()
+            raise
         except Exception as error:
             self.disconnect()
             raise StartError(f"Milvus at {self._uri} does not answer; check plugin.milvus.uri and token") from error
