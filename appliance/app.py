@@ -17,7 +17,8 @@ from litestar.plugins.core import MsgspecDIPlugin
 from appliance.errors import PluginError
 from appliance.http.errors import handle
 from appliance.http.guard import ACTION, guard
-from appliance.http.routes import TABLE, route_handlers
+from appliance.http.mounting import route_handlers
+from appliance.http.routes import TABLE
 from appliance.permissions import PERMISSIONS, PUBLIC
 from appliance.runtime import Runtime
 

@@ -37,6 +37,14 @@ _Label = Annotated[str, msgspec.Meta(max_length=512)]
 Metadata: TypeAlias = Annotated[dict[_Key, _Label], msgspec.Meta(max_length=MAX_METADATA)]
 
 
+INTERNAL = "x-internal"
+"""In the schema of a field that is no part of the API."""
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "minItems": 1}
+_SOME_TEXT = {"type": "string", "minLength": 1}
+_EMBEDDED = {"anyOf": [_SOME_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_SOME_TEXT, _IDS]}, "minItems": 1}]}
+"""Decoding it as these types would cost more than checking it does."""
+
+
 class _Wire(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Nulls and defaults are left out when a request is encoded for an engine."""
 
@@ -132,7 +140,7 @@ class _Sampling(_Wire):
     structured_outputs: dict[str, Any] | None = None
     cache_salt: CacheSalt | None = None
     """Parts the client's prefix cache further; engines never get it as it is."""
-    extra: Any = None
+    extra: Annotated[Any, msgspec.Meta(extra_json_schema={INTERNAL: True})] = None
     """Not the client's: the unknown fields that the configuration passes on; engines merge them into the body."""
 
 
@@ -175,7 +183,7 @@ class EmbeddingRequest(_Wire):
     """``POST /v1/embeddings``."""
 
     model: str
-    input: Any
+    input: Annotated[Any, msgspec.Meta(extra_json_schema=_EMBEDDED)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     user: str | None = None

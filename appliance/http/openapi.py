@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from litestar import Response
 
 from appliance import __version__
+from appliance.credentials import KEY_HEADERS
+from appliance.http.errors import JSON, OPENAI
 from appliance.http.requests import HttpRequest, answer
+from appliance.permissions import PUBLIC
+from appliance.wire import INTERNAL
 
 if TYPE_CHECKING:
     from appliance.http.routes import Entry
 
+Json = dict[str, Any]
 _PARAMETER = re.compile(r"\{(\w+):(\w+)\}")
+_SCHEMAS = "#/components/schemas/{name}"
+_EVENTS = {"type": "string", "description": "Server-sent events; the data of each is JSON, or [DONE] at the end."}
+_HEADERS = {
+    "x-request-id": {"required": True, "schema": {"type": "string"}},
+    "openai-processing-ms": {"required": True, "schema": {"type": "integer", "minimum": 0}},
+}
+_SENT = {name: {"$ref": f"#/components/headers/{name}"} for name in _HEADERS}
+_IDEMPOTENCY: Json = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+    "description": "Printable ASCII. Sent again with the same request, the first answer comes again.",
+}
+_BODY_STATUSES = (404, 409, 413, 415)
+_MODEL_STATUSES = (404, 502, 504)
+_COMMON_STATUSES = (400, 401, 403, 429, 500, 503)
+_WRITE_STATUSES = (404, 409, 507)
+_ALL_STATUSES = sorted({*_COMMON_STATUSES, *_BODY_STATUSES, *_MODEL_STATUSES, *_WRITE_STATUSES})
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
-    """What went wrong and what to do."""
+    """What went wrong and what to do; ``param`` names the field."""
 
     message: str
     type: str
@@ -33,24 +59,32 @@ class Error(msgspec.Struct, kw_only=True):
     error: ErrorDetail
 
 
+class AnthropicError(msgspec.Struct, kw_only=True, tag_field="type", tag="error"):
+    """The body of an error on routes in Anthropic's form."""
+
+    error: ErrorDetail
+
+
 async def document(request: HttpRequest) -> Response[bytes]:
     """Return the OpenAPI document."""
     return answer(build())
 
 
 @cache
-def build() -> dict[str, Any]:
+def build() -> Json:
     """The document for the core's routes."""
     from appliance.http.routes import TABLE
 
-    types = list({t for entry in TABLE for t in (entry.body, entry.returns) if t is not None} | {Error})
-    types.sort(key=lambda type_: type_.__name__)
-    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    kinds = {kind for entry in TABLE for kind in (entry.body, entry.returns, entry.query, entry.form) if kind}
+    types = sorted(kinds | {Error, AnthropicError}, key=str)
+    schemas, components = msgspec.json.schema_components(types, ref_template=_SCHEMAS)
+    components = {name: _public(schema) for name, schema in components.items()}
     references = dict(zip(types, schemas, strict=True))
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, Json] = {}
     for entry in TABLE:
-        paths.setdefault(_PARAMETER.sub(r"{\1}", entry.path), {})[entry.method.lower()] = _operation(entry, references)
-    return {
+        operation = _operation(entry, references, components)
+        paths.setdefault(_PARAMETER.sub(r"{\1}", entry.path), {})[entry.method.lower()] = operation
+    document = {
         "openapi": "3.1.0",
         "info": {
             "title": "The appliance",
@@ -58,30 +92,111 @@ def build() -> dict[str, Any]:
             "description": "OpenAI-compatible inference and RAG.",
         },
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": [{"key": []}],
+        "components": {
+            "schemas": components,
+            "headers": _HEADERS,
+            "responses": {
+                f"{kind.__name__}{status}": _failure(status, references[kind])
+                for kind in (Error, AnthropicError)
+                for status in _ALL_STATUSES
+            },
+            "securitySchemes": _security(),
+        },
+        "security": [{name: []} for name in _security()],
     }
+    return cast("Json", msgspec.json.decode(msgspec.json.encode(document)))
 
 
-def _operation(entry: Entry, references: dict[type[Any], Any]) -> dict[str, Any]:
-    success: dict[str, Any] = {"description": "Success"}
-    if entry.returns is not None:
-        success["content"] = {"application/json": {"schema": references[entry.returns]}}
-    failure = {"description": "An error", "content": {"application/json": {"schema": references[Error]}}}
-    operation: dict[str, Any] = {
+def _security() -> Json:
+    """The same credential is taken from each of these headers."""
+    keys = {name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADERS}
+    return {"bearer": {"type": "http", "scheme": "bearer"}, **keys}
+
+
+def _operation(entry: Entry, references: dict[Any, Json], components: dict[str, Json]) -> Json:
+    operation: Json = {
         "summary": entry.summary,
-        "operationId": getattr(entry.handler, "__name__", entry.path.rpartition("/")[2]),
-        "parameters": [_parameter(name) for name, _ in _PARAMETER.findall(entry.path)],
-        "responses": {"200": success, "4XX": failure, "5XX": failure},
+        "operationId": re.sub(r":\w+|\W+", "_", entry.method.lower() + entry.path).strip("_"),
+        "tags": [re.sub(r"^/v\d", "", entry.path).split("/")[1]],
+        "parameters": [*_path_parameters(entry), *_query_parameters(entry, references, components)],
+        "responses": {"200": _success(entry, references), **_failures(entry, references)},
         "x-permission": entry.action,
     }
-    if entry.body is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": references[entry.body]}},
-        }
+    if entry.action == PUBLIC:
+        operation["security"] = []
+    if takes_key(entry):
+        operation["parameters"].append(_IDEMPOTENCY)
+    content = {JSON: entry.body, "multipart/form-data": entry.form}
+    given = {media: {"schema": references[kind]} for media, kind in content.items() if kind}
+    if given:
+        operation["requestBody"] = {"required": True, "content": given}
     return operation
 
 
-def _parameter(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+def takes_key(entry: Entry) -> bool:
+    """Whether a route reads ``Idempotency-Key``."""
+    return entry.method == "POST" and (
+        entry.action.endswith(".write") or getattr(entry.handler, "idempotent", False) is True
+    )
+
+
+def _success(entry: Entry, references: dict[Any, Json]) -> Json:
+    shown = references.get(entry.returns, {})
+    content = {media: {"schema": _EVENTS if media == "text/event-stream" else shown} for media in entry.media}
+    return {"description": "Success", "headers": _SENT, "content": content}
+
+
+def _failures(entry: Entry, references: dict[Any, Json]) -> Json:
+    """Every status that is no success, with the body that it has on this route."""
+    form = getattr(entry.handler, "form", OPENAI)
+    kind = "Error" if form is OPENAI else "AnthropicError"
+    found = {str(status): {"$ref": f"#/components/responses/{kind}{status}"} for status in sorted({*_statuses(entry)})}
+    if entry.action == PUBLIC:
+        found["503"] = _failure(503, references[entry.returns])
+    return found
+
+
+def _statuses(entry: Entry) -> Iterator[int]:
+    if entry.action == PUBLIC:
+        yield 400
+        return
+    yield from _COMMON_STATUSES
+    if entry.body or entry.form:
+        yield from _BODY_STATUSES
+    if "{" in entry.path or entry.query:
+        yield 404
+    if entry.action in ("models.use", "stores.search"):
+        yield from _MODEL_STATUSES
+    if entry.action.endswith(".write"):
+        yield from _WRITE_STATUSES
+
+
+def _failure(status: int, body: Json) -> Json:
+    return {"description": HTTPStatus(status).phrase, "headers": _SENT, "content": {JSON: {"schema": body}}}
+
+
+def _path_parameters(entry: Entry) -> Iterator[Json]:
+    for name, _ in _PARAMETER.findall(entry.path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _query_parameters(entry: Entry, references: dict[Any, Json], components: dict[str, Json]) -> Iterator[Json]:
+    """A parameter that is left out is not null: null has no form in a query."""
+    if entry.query is None:
+        return
+    struct = components[references[entry.query]["$ref"].rpartition("/")[2]]
+    for name, schema in struct["properties"].items():
+        shape = _without_null(schema)
+        parameter = {"name": name, "in": "query", "required": False, "schema": shape}
+        yield parameter | ({"style": "deepObject", "explode": True} if shape.get("type") == "object" else {})
+
+
+def _without_null(schema: Json) -> Json:
+    options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+    return cast("Json", options[0]) if len(options) == 1 else schema
+
+
+def _public(schema: Json) -> Json:
+    """A component without the fields that are no part of the API."""
+    kept = {name: field for name, field in schema.get("properties", {}).items() if not field.get(INTERNAL)}
+    return {**schema, "properties": kept} if kept else schema

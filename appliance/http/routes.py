@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, cast
+from typing import Any
 
-from litestar import Request, Response
-from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
-from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+from litestar import Response
 
 from appliance.anthropic.request import MessagesRequest
-from appliance.errors import MethodNotAllowed
 from appliance.http import (
+    answers,
     audit,
     batches,
     chat,
@@ -33,11 +30,8 @@ from appliance.http import (
     tokens,
     vector_stores,
 )
-from appliance.http.errors import FORM
-from appliance.http.guard import ACTION, OTHER_ACTIONS
-from appliance.http.idempotency import idempotent
-from appliance.http.request_id import answer_headers
-from appliance.http.requests import HttpRequest
+from appliance.http.errors import JSON
+from appliance.http.requests import HttpRequest, OldestFirst, Page
 from appliance.permissions import PUBLIC
 from appliance.responses.request import ResponsesRequest
 from appliance.types import Tokens
@@ -48,7 +42,9 @@ Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One operation: ``action`` is what the caller must be allowed, ``body`` and ``returns`` document it.
+    """One operation: ``action`` is what the caller must be allowed, the types tell what goes in and out.
+
+    ``body`` is JSON, ``form`` a multipart form, ``query`` its parameters, ``media`` the types of its success.
 
     ``audit`` is what the audit log calls it, one of ``appliance.audit.ACTIONS``; ``None`` where it tells nothing.
     """
@@ -58,12 +54,16 @@ class Entry:
     action: str
     summary: str
     handler: Handler | hot.Route
-    body: type[Any] | None = None
-    returns: type[Any] | None = None
+    body: Any = None
+    returns: Any = None
     audit: str | None = None
+    query: type[Any] | None = None
+    form: type[Any] | None = None
+    media: tuple[str, ...] = (JSON,)
 
 
 _hot = {route.path: route for route in (*chat.HOT_ROUTES, responses.RESPONSES_ROUTE, messages.MESSAGES_ROUTE)}
+_STREAMED = (JSON, "text/event-stream")
 _FILES, _STORES = "/v1/files", "/v1/vector_stores"
 _FILE, _ONE = f"{_FILES}/{{file_id:str}}", f"{_STORES}/{{vector_store_id:str}}"
 _JOBS = "/v1/batches"
@@ -79,375 +79,121 @@ _CONVERSATION = f"{_CONVERSATIONS}/{{conversation_id:str}}"
 _ITEM = f"{_CONVERSATION}/items/{{item_id:str}}"
 _STORE, _MEMBER_OBJECT, _BATCH_OBJECT = objects.VectorStoreObject, objects.StoreFileObject, objects.FileBatchObject
 
+# A table is read line by line.
+# fmt: off
 TABLE: tuple[Entry, ...] = (
-    Entry("POST", "/v1/chat/completions", "models.use", "Answer a chat", _hot["/v1/chat/completions"], ChatRequest),
-    Entry("GET", _COMPLETIONS, "responses.read", "List stored chats", completions.list_completions),
-    Entry("GET", _COMPLETION, "responses.read", "Get a stored chat", completions.get_completion),
-    Entry(
-        "POST",
-        _COMPLETION,
-        "responses.write",
-        "Change a stored chat's metadata",
-        completions.update_completion,
-        completions.UpdateCompletion,
-    ),
-    Entry(
-        "DELETE",
-        _COMPLETION,
-        "responses.write",
-        "Delete a stored chat",
-        completions.delete_completion,
-        None,
-        objects.Deleted,
-    ),
-    Entry("GET", f"{_COMPLETION}/messages", "responses.read", "List what was asked", completions.list_messages),
-    Entry("POST", "/v1/completions", "models.use", "Complete a text", _hot["/v1/completions"], CompletionRequest),
-    Entry("POST", "/v1/embeddings", "models.use", "Embed texts", _hot["/v1/embeddings"], EmbeddingRequest),
-    Entry("POST", "/v1/responses", "models.use", "Make a response", _hot["/v1/responses"], ResponsesRequest),
-    Entry(
-        "POST",
-        "/v1/responses/input_tokens",
-        "models.use",
-        "Count the tokens of an input",
-        responses.INPUT_TOKENS_ROUTE,
-        ResponsesRequest,
-    ),
-    Entry("GET", _RESPONSE, "responses.read", "Get a response", responses.get_response),
-    Entry(
-        "DELETE", _RESPONSE, "responses.write", "Delete a response", responses.delete_response, None, objects.Deleted
-    ),
-    Entry("POST", f"{_RESPONSE}/cancel", "responses.write", "Cancel a background response", responses.cancel_response),
-    Entry("GET", f"{_RESPONSE}/input_items", "responses.read", "List a response's input", responses.list_input_items),
-    Entry(
-        "POST",
-        _CONVERSATIONS,
-        "responses.write",
-        "Create a conversation",
-        conversations.create_conversation,
-        conversations.CreateConversation,
-        conversations.ConversationObject,
-    ),
-    Entry(
-        "GET",
-        _CONVERSATION,
-        "responses.read",
-        "Get a conversation",
-        conversations.get_conversation,
-        None,
-        conversations.ConversationObject,
-    ),
-    Entry(
-        "POST",
-        _CONVERSATION,
-        "responses.write",
-        "Change a conversation",
-        conversations.update_conversation,
-        conversations.UpdateConversation,
-        conversations.ConversationObject,
-    ),
-    Entry(
-        "DELETE",
-        _CONVERSATION,
-        "responses.write",
-        "Delete a conversation",
-        conversations.delete_conversation,
-        None,
-        objects.Deleted,
-    ),
-    Entry(
-        "POST",
-        f"{_CONVERSATION}/items",
-        "responses.write",
-        "Add items",
-        conversations.create_items,
-        conversations.CreateItems,
-    ),
-    Entry("GET", f"{_CONVERSATION}/items", "responses.read", "List items", conversations.list_items),
-    Entry("GET", _ITEM, "responses.read", "Get an item", conversations.get_item),
-    Entry("DELETE", _ITEM, "responses.write", "Delete an item", conversations.delete_item),
-    Entry(
-        "POST", "/v1/messages", "models.use", "Answer a chat in Anthropic's form", _hot["/v1/messages"], MessagesRequest
-    ),
-    Entry(
-        "POST",
-        "/v1/messages/count_tokens",
-        "models.use",
-        "Count the tokens of a chat in Anthropic's form",
-        messages.COUNT_TOKENS_ROUTE,
-        MessagesRequest,
-    ),
-    Entry("POST", "/tokenize", "models.use", "See a text's tokens", tokens.tokenize, TokenizeRequest, Tokens),
-    Entry(
-        "POST",
-        "/detokenize",
-        "models.use",
-        "Turn tokens into text",
-        tokens.detokenize,
-        DetokenizeRequest,
-        tokens.Detokenized,
-    ),
-    Entry("GET", "/v1/models", "models.read", "List the models", models.list_models, None, models.ModelList),
-    Entry(
-        "GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model, None, models.ModelObject
-    ),
-    Entry(
-        "POST",
-        _FILES,
-        "files.write",
-        "Upload a file",
-        files.upload_file,
-        None,
-        objects.FileObject,
-        audit="files.create",
-    ),
-    Entry("GET", _FILES, "files.read", "List files", files.list_files),
-    Entry("GET", _FILE, "files.read", "Get a file", files.get_file, None, objects.FileObject),
-    Entry(
-        "DELETE", _FILE, "files.write", "Delete a file", files.delete_file, None, objects.Deleted, audit="files.delete"
-    ),
-    Entry("GET", f"{_FILE}/content", "files.read", "Download a file", files.download_file, audit="files.download"),
-    Entry(
-        "POST",
-        "/v1/uploads",
-        "files.write",
-        "Begin an upload in parts",
-        part_uploads.create_upload,
-        objects.CreateUpload,
-        objects.UploadObject,
-    ),
-    Entry(
-        "POST",
-        f"{_UPLOAD}/parts",
-        "files.write",
-        "Upload a part",
-        part_uploads.add_part,
-        None,
-        objects.UploadPartObject,
-    ),
-    Entry(
-        "POST",
-        f"{_UPLOAD}/complete",
-        "files.write",
-        "Make a file of the parts",
-        part_uploads.complete_upload,
-        objects.CompleteUpload,
-        objects.UploadObject,
-        audit="uploads.complete",
-    ),
-    Entry(
-        "POST",
-        f"{_UPLOAD}/cancel",
-        "files.write",
-        "Cancel an upload",
-        part_uploads.cancel_upload,
-        None,
-        objects.UploadObject,
-    ),
-    Entry(
-        "POST",
-        _STORES,
-        "stores.write",
-        "Create a vector store",
-        vector_stores.create_store,
-        objects.CreateVectorStore,
-        _STORE,
-        audit="stores.create",
-    ),
-    Entry("GET", _STORES, "stores.read", "List vector stores", vector_stores.list_stores),
-    Entry("GET", _ONE, "stores.read", "Get a vector store", vector_stores.get_store, None, _STORE),
-    Entry(
-        "POST",
-        _ONE,
-        "stores.write",
-        "Change a vector store",
-        vector_stores.update_store,
-        objects.UpdateVectorStore,
-        _STORE,
-        audit="stores.update",
-    ),
-    Entry(
-        "DELETE",
-        _ONE,
-        "stores.write",
-        "Delete a vector store",
-        vector_stores.delete_store,
-        None,
-        objects.Deleted,
-        audit="stores.delete",
-    ),
-    Entry(
-        "POST",
-        f"{_ONE}/search",
-        "stores.search",
-        "Search a vector store",
-        vector_stores.search_store,
-        objects.SearchVectorStore,
-        objects.SearchResults,
-    ),
-    Entry(
-        "POST",
-        _MEMBERS,
-        "stores.write",
-        "Attach a file",
-        store_files.attach_file,
-        objects.AttachFile,
-        _MEMBER_OBJECT,
-        audit="stores.attach",
-    ),
-    Entry("GET", _MEMBERS, "stores.read", "List a store's files", store_files.list_store_files),
-    Entry("GET", _MEMBER, "stores.read", "Get a store's file", store_files.get_store_file, None, _MEMBER_OBJECT),
-    Entry(
-        "POST",
-        _MEMBER,
-        "stores.write",
-        "Set attributes",
-        store_files.update_store_file,
-        objects.UpdateStoreFile,
-        _MEMBER_OBJECT,
-        audit="stores.update_file",
-    ),
-    Entry(
-        "DELETE",
-        _MEMBER,
-        "stores.write",
-        "Detach a file",
-        store_files.detach_file,
-        None,
-        objects.Deleted,
-        audit="stores.detach",
-    ),
-    Entry(
-        "GET",
-        f"{_MEMBER}/content",
-        "stores.read",
-        "Get indexed text",
-        store_files.store_file_content,
-        None,
-        objects.FileContent,
-        audit="stores.content",
-    ),
-    Entry(
-        "POST",
-        _BATCHES,
-        "stores.write",
-        "Attach many files",
-        file_batches.create_batch,
-        objects.CreateFileBatch,
-        _BATCH_OBJECT,
-        audit="stores.attach_batch",
-    ),
-    Entry("GET", _BATCH, "stores.read", "Get a file batch", file_batches.get_batch, None, _BATCH_OBJECT),
-    Entry(
-        "POST",
-        f"{_BATCH}/cancel",
-        "stores.write",
-        "Cancel a file batch",
-        file_batches.cancel_batch,
-        None,
-        _BATCH_OBJECT,
-        audit="stores.cancel_batch",
-    ),
-    Entry("GET", f"{_BATCH}/files", "stores.read", "List a batch's files", file_batches.list_batch_files),
-    Entry(
-        "POST",
-        _JOBS,
-        "batches.write",
-        "Start a batch",
-        batches.create_batch,
-        batches.CreateBatch,
-        batches.BatchObject,
-        audit="batches.create",
-    ),
-    Entry("GET", _JOBS, "batches.read", "List batches", batches.list_batches),
-    Entry("GET", _JOB, "batches.read", "Get a batch", batches.get_batch, None, batches.BatchObject),
-    Entry(
-        "POST",
-        f"{_JOB}/cancel",
-        "batches.write",
-        "Cancel a batch",
-        batches.cancel_batch,
-        None,
-        batches.BatchObject,
-        audit="batches.cancel",
-    ),
-    Entry("GET", "/v1/audit/events", "audit.read", "Read the audit log", audit.list_events, None, audit.AuditEventList),
-    Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, None, health.Health),
-    Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, None, health.Health),
-    Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document),
+    Entry("POST", "/v1/chat/completions", "models.use", "Answer a chat", _hot["/v1/chat/completions"],
+          body=ChatRequest, returns=answers.ChatCompletion, media=_STREAMED),
+    Entry("GET", _COMPLETIONS, "responses.read", "List stored chats", completions.list_completions,
+          returns=answers.Listing[answers.ChatCompletion], query=completions.CompletionPage),
+    Entry("GET", _COMPLETION, "responses.read", "Get a stored chat", completions.get_completion,
+          returns=answers.ChatCompletion),
+    Entry("POST", _COMPLETION, "responses.write", "Change a stored chat's metadata",
+          completions.update_completion, body=completions.UpdateCompletion, returns=answers.ChatCompletion),
+    Entry("DELETE", _COMPLETION, "responses.write", "Delete a stored chat", completions.delete_completion,
+          returns=objects.Deleted),
+    Entry("GET", f"{_COMPLETION}/messages", "responses.read", "List what was asked", completions.list_messages,
+          returns=answers.Listing[answers.ChatMessage], query=OldestFirst),
+    Entry("POST", "/v1/completions", "models.use", "Complete a text", _hot["/v1/completions"],
+          body=CompletionRequest, returns=answers.TextCompletion, media=_STREAMED),
+    Entry("POST", "/v1/embeddings", "models.use", "Embed texts", _hot["/v1/embeddings"], body=EmbeddingRequest,
+          returns=answers.EmbeddingList),
+    Entry("POST", "/v1/responses", "models.use", "Make a response", _hot["/v1/responses"], body=ResponsesRequest,
+          returns=answers.ResponseObject, media=_STREAMED),
+    Entry("POST", "/v1/responses/input_tokens", "models.use", "Count the tokens of an input",
+          responses.INPUT_TOKENS_ROUTE, body=ResponsesRequest, returns=answers.InputTokens),
+    Entry("GET", _RESPONSE, "responses.read", "Get a response", responses.get_response,
+          returns=answers.ResponseObject, query=responses.ResponseQuery),
+    Entry("DELETE", _RESPONSE, "responses.write", "Delete a response", responses.delete_response,
+          returns=objects.Deleted),
+    Entry("POST", f"{_RESPONSE}/cancel", "responses.write", "Cancel a background response",
+          responses.cancel_response, returns=answers.ResponseObject),
+    Entry("GET", f"{_RESPONSE}/input_items", "responses.read", "List a response's input",
+          responses.list_input_items, returns=answers.Listing[answers.Item], query=Page),
+    Entry("POST", _CONVERSATIONS, "responses.write", "Create a conversation", conversations.create_conversation,
+          body=conversations.CreateConversation, returns=conversations.ConversationObject),
+    Entry("GET", _CONVERSATION, "responses.read", "Get a conversation", conversations.get_conversation,
+          returns=conversations.ConversationObject),
+    Entry("POST", _CONVERSATION, "responses.write", "Change a conversation", conversations.update_conversation,
+          body=conversations.UpdateConversation, returns=conversations.ConversationObject),
+    Entry("DELETE", _CONVERSATION, "responses.write", "Delete a conversation", conversations.delete_conversation,
+          returns=objects.Deleted),
+    Entry("POST", f"{_CONVERSATION}/items", "responses.write", "Add items", conversations.create_items,
+          body=conversations.CreateItems, returns=answers.Listing[answers.Item]),
+    Entry("GET", f"{_CONVERSATION}/items", "responses.read", "List items", conversations.list_items,
+          returns=answers.Listing[answers.Item], query=Page),
+    Entry("GET", _ITEM, "responses.read", "Get an item", conversations.get_item, returns=answers.Item),
+    Entry("DELETE", _ITEM, "responses.write", "Delete an item", conversations.delete_item,
+          returns=conversations.ConversationObject),
+    Entry("POST", "/v1/messages", "models.use", "Answer a chat in Anthropic's form", _hot["/v1/messages"],
+          body=MessagesRequest, returns=answers.AnthropicMessage, media=_STREAMED),
+    Entry("POST", "/v1/messages/count_tokens", "models.use", "Count the tokens of a chat in Anthropic's form",
+          messages.COUNT_TOKENS_ROUTE, body=MessagesRequest, returns=answers.CountedTokens),
+    Entry("POST", "/tokenize", "models.use", "See a text's tokens", tokens.tokenize, body=TokenizeRequest,
+          returns=Tokens),
+    Entry("POST", "/detokenize", "models.use", "Turn tokens into text", tokens.detokenize,
+          body=DetokenizeRequest, returns=tokens.Detokenized),
+    Entry("GET", "/v1/models", "models.read", "List the models", models.list_models, returns=models.ModelList),
+    Entry("GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model,
+          returns=models.ModelObject),
+    Entry("POST", _FILES, "files.write", "Upload a file", files.upload_file, returns=objects.FileObject,
+          audit="files.create", form=answers.UploadForm),
+    Entry("GET", _FILES, "files.read", "List files", files.list_files,
+          returns=answers.Listing[objects.FileObject], query=files.FilePage),
+    Entry("GET", _FILE, "files.read", "Get a file", files.get_file, returns=objects.FileObject),
+    Entry("DELETE", _FILE, "files.write", "Delete a file", files.delete_file, returns=objects.Deleted,
+          audit="files.delete"),
+    Entry("GET", f"{_FILE}/content", "files.read", "Download a file", files.download_file,
+          returns=answers.Binary, audit="files.download", media=("application/octet-stream",)),
+    Entry("POST", "/v1/uploads", "files.write", "Begin an upload in parts", part_uploads.create_upload,
+          body=objects.CreateUpload, returns=objects.UploadObject),
+    Entry("POST", f"{_UPLOAD}/parts", "files.write", "Upload a part", part_uploads.add_part,
+          returns=objects.UploadPartObject, form=answers.PartForm),
+    Entry("POST", f"{_UPLOAD}/complete", "files.write", "Make a file of the parts", part_uploads.complete_upload,
+          body=objects.CompleteUpload, returns=objects.UploadObject, audit="uploads.complete"),
+    Entry("POST", f"{_UPLOAD}/cancel", "files.write", "Cancel an upload", part_uploads.cancel_upload,
+          returns=objects.UploadObject),
+    Entry("POST", _STORES, "stores.write", "Create a vector store", vector_stores.create_store,
+          body=objects.CreateVectorStore, returns=_STORE, audit="stores.create"),
+    Entry("GET", _STORES, "stores.read", "List vector stores", vector_stores.list_stores,
+          returns=answers.Listing[objects.VectorStoreObject], query=Page),
+    Entry("GET", _ONE, "stores.read", "Get a vector store", vector_stores.get_store, returns=_STORE),
+    Entry("POST", _ONE, "stores.write", "Change a vector store", vector_stores.update_store,
+          body=objects.UpdateVectorStore, returns=_STORE, audit="stores.update"),
+    Entry("DELETE", _ONE, "stores.write", "Delete a vector store", vector_stores.delete_store,
+          returns=objects.Deleted, audit="stores.delete"),
+    Entry("POST", f"{_ONE}/search", "stores.search", "Search a vector store", vector_stores.search_store,
+          body=objects.SearchVectorStore, returns=objects.SearchResults),
+    Entry("POST", _MEMBERS, "stores.write", "Attach a file", store_files.attach_file, body=objects.AttachFile,
+          returns=_MEMBER_OBJECT, audit="stores.attach"),
+    Entry("GET", _MEMBERS, "stores.read", "List a store's files", store_files.list_store_files,
+          returns=answers.Listing[objects.StoreFileObject], query=store_files.MemberPage),
+    Entry("GET", _MEMBER, "stores.read", "Get a store's file", store_files.get_store_file,
+          returns=_MEMBER_OBJECT),
+    Entry("POST", _MEMBER, "stores.write", "Set attributes", store_files.update_store_file,
+          body=objects.UpdateStoreFile, returns=_MEMBER_OBJECT, audit="stores.update_file"),
+    Entry("DELETE", _MEMBER, "stores.write", "Detach a file", store_files.detach_file, returns=objects.Deleted,
+          audit="stores.detach"),
+    Entry("GET", f"{_MEMBER}/content", "stores.read", "Get indexed text", store_files.store_file_content,
+          returns=objects.FileContent, audit="stores.content"),
+    Entry("POST", _BATCHES, "stores.write", "Attach many files", file_batches.create_batch,
+          body=objects.CreateFileBatch, returns=_BATCH_OBJECT, audit="stores.attach_batch"),
+    Entry("GET", _BATCH, "stores.read", "Get a file batch", file_batches.get_batch, returns=_BATCH_OBJECT),
+    Entry("POST", f"{_BATCH}/cancel", "stores.write", "Cancel a file batch", file_batches.cancel_batch,
+          returns=_BATCH_OBJECT, audit="stores.cancel_batch"),
+    Entry("GET", f"{_BATCH}/files", "stores.read", "List a batch's files", file_batches.list_batch_files,
+          returns=answers.Listing[objects.StoreFileObject], query=store_files.MemberPage),
+    Entry("POST", _JOBS, "batches.write", "Start a batch", batches.create_batch, body=batches.CreateBatch,
+          returns=batches.BatchObject, audit="batches.create"),
+    Entry("GET", _JOBS, "batches.read", "List batches", batches.list_batches,
+          returns=answers.Listing[batches.BatchObject], query=Page),
+    Entry("GET", _JOB, "batches.read", "Get a batch", batches.get_batch, returns=batches.BatchObject),
+    Entry("POST", f"{_JOB}/cancel", "batches.write", "Cancel a batch", batches.cancel_batch,
+          returns=batches.BatchObject, audit="batches.cancel"),
+    Entry("GET", "/v1/audit/events", "audit.read", "Read the audit log", audit.list_events,
+          returns=audit.AuditEventList, query=audit.EventPage),
+    Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, returns=health.Health),
+    Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, returns=health.Health),
+    Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document, returns=answers.Object),
 )
-
-
-def route_handlers(public_docs: bool) -> list[BaseRouteHandler]:
-    """Litestar's handlers for the whole table."""
-    mounts = {entry.path: entry for entry in TABLE if isinstance(entry.handler, hot.Route)}
-    plain = [entry for entry in TABLE if entry.path not in mounts]
-    beside = [entry for entry in TABLE if entry.path in mounts and entry is not mounts[entry.path]]
-    return [
-        *(_mount(entry, [other for other in beside if other.path == path]) for path, entry in mounts.items()),
-        *(_handler(entry, public_docs) for entry in plain),
-    ]
-
-
-def _mount(entry: Entry, beside: list[Entry]) -> BaseRouteHandler:
-    """A hot route. Litestar gives a mount every method, so what else is on its path is told apart here."""
-    route = entry.handler
-    if not isinstance(route, hot.Route):
-        raise TypeError(f"{entry.path} is no hot route")
-    others = {method: other for other in beside for method in _methods(other)}
-    actions = {method: other.action for method, other in others.items()}
-    opt: dict[str, Any] = {ACTION: entry.action, OTHER_ACTIONS: actions, FORM: route.form}
-    apps = {method: _as_app(_wrapped(other)) for method, other in others.items()}
-    app = _by_method({entry.method: route, **apps}) if apps else route.__call__
-    return ASGIRouteHandler(entry.path, opt=opt, copy_scope=False)(app)
-
-
-def _by_method(apps: Mapping[str, ASGIApp]) -> ASGIApp:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        found = apps.get(cast("Any", scope)["method"])
-        if found is None:
-            raise MethodNotAllowed("this path does not take that method; see GET /openapi.json", allow=", ".join(apps))
-        await found(scope, receive, send)
-
-    return app
-
-
-def _as_app(handler: Handler) -> ASGIApp:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        request: HttpRequest = Request(cast("HTTPScope", scope), receive, send)
-        response = await handler(request)
-        await response.to_asgi_response(None, request)(scope, receive, send)
-
-    return app
-
-
-def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
-    action = PUBLIC if public_docs and entry.action == "docs.read" else entry.action
-    route = HTTPRouteHandler(entry.path, http_method=_methods(entry), opt={ACTION: action}, status_code=200)  # type: ignore[arg-type]
-    return route(_wrapped(entry))
-
-
-def _methods(entry: Entry) -> list[str]:
-    """RFC 9110 section 9.1: who takes GET takes HEAD; the server leaves out the body."""
-    return ["GET", "HEAD"] if entry.method == "GET" else [entry.method]
-
-
-def _wrapped(entry: Entry) -> Handler:
-    """An ordinary handler with all that surrounds it."""
-    if isinstance(entry.handler, hot.Route):
-        raise TypeError(f"{entry.path} is a hot route")
-    handler = audit.reporting(entry.handler, entry.audit) if entry.audit else entry.handler
-    if entry.method == "POST" and entry.action.endswith(".write"):
-        handler = idempotent(handler)
-    return _with_headers(handler)
-
-
-def _with_headers(handler: Handler) -> Handler:
-    """The same handler, its answers carrying the request's id and how long it took."""
-
-    @wraps(handler)
-    async def answered(request: HttpRequest) -> Response[Any]:
-        response = await handler(request)
-        response.headers.update(answer_headers(request.scope["state"]))
-        return response
-
-    return answered
+# fmt: on

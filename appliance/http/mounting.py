@@ -1,0 +1,97 @@
+"""The handlers of the route table, as Litestar takes them, with all that surrounds each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import wraps
+from typing import Any, cast
+
+from litestar import Request, Response
+from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+
+from appliance.errors import MethodNotAllowed
+from appliance.http import audit, hot, openapi
+from appliance.http.errors import FORM
+from appliance.http.guard import ACTION, OTHER_ACTIONS
+from appliance.http.idempotency import idempotent
+from appliance.http.request_id import answer_headers
+from appliance.http.requests import HttpRequest
+from appliance.http.routes import TABLE, Entry, Handler
+from appliance.permissions import PUBLIC
+
+
+def route_handlers(public_docs: bool) -> list[BaseRouteHandler]:
+    """Litestar's handlers for the whole table."""
+    mounts = {entry.path: entry for entry in TABLE if isinstance(entry.handler, hot.Route)}
+    plain = [entry for entry in TABLE if entry.path not in mounts]
+    beside = [entry for entry in TABLE if entry.path in mounts and entry is not mounts[entry.path]]
+    return [
+        *(_mount(entry, [other for other in beside if other.path == path]) for path, entry in mounts.items()),
+        *(_handler(entry, public_docs) for entry in plain),
+    ]
+
+
+def _mount(entry: Entry, beside: list[Entry]) -> BaseRouteHandler:
+    """A hot route. Litestar gives a mount every method, so what else is on its path is told apart here."""
+    route = entry.handler
+    if not isinstance(route, hot.Route):
+        raise TypeError(f"{entry.path} is no hot route")
+    others = {method: other for other in beside for method in _methods(other)}
+    actions = {method: other.action for method, other in others.items()}
+    opt: dict[str, Any] = {ACTION: entry.action, OTHER_ACTIONS: actions, FORM: route.form}
+    apps = {method: _as_app(_wrapped(other)) for method, other in others.items()}
+    app = _by_method({entry.method: route, **apps}) if apps else route.__call__
+    return ASGIRouteHandler(entry.path, opt=opt, copy_scope=False)(app)
+
+
+def _by_method(apps: Mapping[str, ASGIApp]) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found = apps.get(cast("Any", scope)["method"])
+        if found is None:
+            raise MethodNotAllowed("this path does not take that method; see GET /openapi.json", allow=", ".join(apps))
+        await found(scope, receive, send)
+
+    return app
+
+
+def _as_app(handler: Handler) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request: HttpRequest = Request(cast("HTTPScope", scope), receive, send)
+        response = await handler(request)
+        await response.to_asgi_response(None, request)(scope, receive, send)
+
+    return app
+
+
+def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
+    action = PUBLIC if public_docs and entry.action == "docs.read" else entry.action
+    route = HTTPRouteHandler(entry.path, http_method=_methods(entry), opt={ACTION: action}, status_code=200)  # type: ignore[arg-type]
+    return route(_wrapped(entry))
+
+
+def _methods(entry: Entry) -> list[str]:
+    """RFC 9110 section 9.1: who takes GET takes HEAD; the server leaves out the body."""
+    return ["GET", "HEAD"] if entry.method == "GET" else [entry.method]
+
+
+def _wrapped(entry: Entry) -> Handler:
+    """An ordinary handler with all that surrounds it."""
+    if isinstance(entry.handler, hot.Route):
+        raise TypeError(f"{entry.path} is a hot route")
+    handler = audit.reporting(entry.handler, entry.audit) if entry.audit else entry.handler
+    if openapi.takes_key(entry):
+        handler = idempotent(handler)
+    return _with_headers(handler)
+
+
+def _with_headers(handler: Handler) -> Handler:
+    """The same handler, its answers carrying the request's id and how long it took."""
+
+    @wraps(handler)
+    async def answered(request: HttpRequest) -> Response[Any]:
+        response = await handler(request)
+        response.headers.update(answer_headers(request.scope["state"]))
+        return response
+
+    return answered
