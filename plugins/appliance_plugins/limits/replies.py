@@ -25,7 +25,9 @@ def refusal(lines: Sequence[Line], used: Sequence[float], amounts: Amounts, now:
     if impossible:
         return _too_large(impossible[0], amounts)
     wait, line, have = max((_wait(line, have, amounts, now), line, have) for line, have in over)
-    return RateLimited(_told(line, have, wait), retry_after=wait, code=_code(line), headers=headers(lines, used, now))
+    return RateLimited(
+        _told(line, have, amounts, wait), retry_after=wait, code=_code(line), headers=headers(lines, used, now)
+    )
 
 
 def headers(lines: Sequence[Line], used: Sequence[float], now: float) -> dict[str, str]:
@@ -71,12 +73,19 @@ def _code(line: Line) -> str:
     return "budget_exceeded" if line.is_budget and not line.leaks else "rate_limit_exceeded"
 
 
-def _told(line: Line, have: float, wait: float) -> str:
+def _told(line: Line, have: float, amounts: Amounts, wait: float) -> str:
     if line.kind is Kind.SLOTS:
         if not line.whose:
             return "the appliance is busy; try again shortly"
         return f"this {line.whose} has {round(have)} requests running, its limit; wait for one to end"
     when = f"{wait:.1f} s" if wait < DAY / 24 else duration(wait)
+    left = math.floor(line.limit - have)
+    if line.is_budget and left > 0:
+        return (
+            f"this {line.whose} has {_limit(line._replace(limit=left))} left of {_limit(line)} a {line.per}, and the "
+            f"request may take {_limit(line._replace(limit=amounts[line.kind]))}; lower max_completion_tokens, or try "
+            f"again in {when}"
+        )
     return f"this {line.whose} has a limit of {_limit(line)} a {line.per}, which is used up; try again in {when}"
 
 

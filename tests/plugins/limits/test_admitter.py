@@ -149,7 +149,7 @@ async def test_refused_requests_use_up_nothing():
 async def test_a_budget_is_debited_with_all_a_call_may_take_and_settled_to_what_it_took():
     admitter = limits(key={"tokens_per_day": 1000})
     async with admitter.admit(call_of(max_tokens=900)):
-        with pytest.raises(RateLimited, match="1000 tokens a day, which is used up"):
+        with pytest.raises(RateLimited, match="left of 1000 tokens a day"):
             await admit(admitter, max_tokens=200)
         held = await finished(admitter, call_of(max_tokens=10), Usage(20, 10))
         assert remaining(held, "tokens") == 1000 - 906 - 16
