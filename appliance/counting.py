@@ -36,8 +36,9 @@ async def counted(record: CallRecord, tokenizer: Tokenizer | None) -> Usage:
         try:
             async with asyncio.timeout(_SECONDS):
                 return Usage(await _prompt_tokens(record, tokenizer), await _answer_tokens(record, tokenizer))
-        except (ApplianceError, TimeoutError) as error:
-            log.warning("request %s: its tokens are estimated, for they cannot be counted: %s", record.call.id, error)
+        except Exception as error:  # noqa: BLE001 - whatever a tokenizer does, the call must be recorded
+            told = error if isinstance(error, ApplianceError) else type(error).__name__
+            log.warning("request %s: its tokens are estimated, for they cannot be counted: %s", record.call.id, told)
     return Usage(_estimate(record.call.request), record.tokens)
 
 
@@ -60,10 +61,16 @@ async def _prompt_tokens(record: CallRecord, tokenizer: Tokenizer) -> int:
 
 
 async def _answer_tokens(record: CallRecord, tokenizer: Tokenizer) -> int:
-    """An event holds one token, or more when an engine guesses ahead or a busy one puts events together."""
+    """An event holds one token, or more when an engine guesses ahead or a busy one puts events together.
+
+    A text that ends within a character, or is no JSON, counts by its events.
+    """
     if not record.produced:
         return record.tokens
-    text = msgspec.json.decode(b'"' + bytes(record.produced) + b'"', type=str)
+    try:
+        text = msgspec.json.decode(b'"' + bytes(record.produced) + b'"', type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return record.tokens
     asked = TokenizeRequest(model=record.call.model, prompt=text, add_special_tokens=False)
     return max(record.tokens, (await tokenizer.tokenize(asked)).count)
 

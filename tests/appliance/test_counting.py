@@ -208,7 +208,16 @@ async def test_the_answers_text_gets_no_special_tokens() -> None:
     assert [request.add_special_tokens for request in words.asked] == [None, False]
 
 
-@pytest.mark.parametrize("error", [EngineUnavailable("gone"), RateLimited("busy"), TimeoutError()])
+@pytest.mark.parametrize(
+    "text", [b"one \\ud83d", b"one \\x", b"one \xff"], ids=["half a character", "no JSON", "no UTF-8"]
+)
+async def test_a_text_that_breaks_off_within_a_character_counts_by_its_events(text: bytes) -> None:
+    assert await counted(aborted(text, tokens=2), Words()) == Usage(3, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "error", [EngineUnavailable("gone"), RateLimited("busy"), TimeoutError(), KeyError("one two three")]
+)
 async def test_a_tokenizer_that_fails_leaves_an_estimate(error: BaseException, caplog) -> None:
     assert await counted(aborted(b"one", tokens=4), Words(error)) == Usage(4, 4, 0)
     assert "estimated" in caplog.text
