@@ -14,11 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from appliance.errors import ApplianceError, Conflict, NotFound
 from appliance.storage import paging
 from appliance.storage.ids import now
-from appliance.storage.tables import File
+from appliance.storage.tables import ApiKey, File
 from appliance.storage.tables.batches import UNFINISHED, Batch, BatchResult
 from appliance.storage.tenancy import TenantSession
 
 LEASE_SECONDS = 15
+CANCELLABLE = ("validating", "in_progress")
 
 
 class LeaseLost(ApplianceError):
@@ -46,7 +47,7 @@ def _of(user: str | None) -> ColumnElement[bool]:
 async def cancel(session: TenantSession, batch_id: str, user: str | None) -> Batch:
     """Ask that no more lines are answered; again changes nothing. Raises NotFound, Conflict."""
     row = await get(session, batch_id, user, lock=True)
-    if row.status in ("validating", "in_progress"):
+    if row.status in CANCELLABLE:
         row.status, row.times = "cancelling", {**row.times, "cancelling_at": now()}
     elif row.status not in ("cancelling", "cancelled"):
         raise Conflict(f"batch {row.id} is {row.status}; it can no longer be cancelled")
@@ -74,14 +75,29 @@ async def claim(session: AsyncSession, owner: str, limit: int) -> Sequence[Batch
     rows = (await session.scalars(query)).all()
     for row in rows:
         row.owner, row.lease_expires = owner, now() + LEASE_SECONDS
+    await session.flush()
+    await _cancel_those_of_dead_keys(session, owner)
     return rows
 
 
 async def renew(session: AsyncSession, owner: str, ids: Sequence[str]) -> set[str]:
-    """Extend the leases of these; return those whose lines are still wanted."""
+    """Extend the leases of these; return those whose lines are still wanted.
+
+    Those that were started with an API key which has been revoked, or has expired, are not.
+    """
+    await _cancel_those_of_dead_keys(session, owner)
     mine = (Batch.id.in_(ids), Batch.owner == owner, Batch.status.in_(UNFINISHED))
     await session.execute(update(Batch).where(*mine).values(lease_expires=now() + LEASE_SECONDS))
     return set((await session.scalars(select(Batch.id).where(*mine, Batch.status != "cancelling"))).all())
+
+
+async def _cancel_those_of_dead_keys(session: AsyncSession, owner: str) -> None:
+    dead = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at <= now())
+    query = select(Batch).join(ApiKey, ApiKey.id == Batch.principal["key"].as_string())
+    query = query.where(Batch.owner == owner, Batch.status.in_(CANCELLABLE), dead)
+    for row in await session.scalars(query):
+        row.status, row.times = "cancelling", {**row.times, "cancelling_at": now()}
+    await session.flush()
 
 
 async def let_go(session: AsyncSession, owner: str, ids: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from sqlalchemy import update
 
-from appliance.plugin import Call, Principal, RateLimited
+from appliance.plugin import Call, KeyStore, Principal, RateLimited
 from appliance.storage.ids import now
 from appliance.storage.tables.batches import Batch as Row
 from appliance.testing import Emit, Fail, Wait
@@ -262,6 +262,23 @@ async def test_lines_run_on_behalf_of_who_made_the_batch_and_are_recorded_once(b
         assert all(call.background for call in calls)
         written = [line["response"]["request_id"] for line in await lines_of(client, done.output_file_id)]
         assert sorted(call.id for call in calls) == sorted(written)
+
+
+async def test_a_batch_is_cancelled_when_its_key_is_revoked(box) -> None:
+    async with box(echo, config={"plugins": ["api_keys", "rbac"]}) as b:
+        keys = KeyStore(b.runtime.database)
+        made = {name: await keys.create(name=name, roles=["admin"]) for name in ("mine", "other")}
+        client, other = (b.openai.with_options(api_key=text) for _, text in made.values())
+
+        async def asked_for_keys() -> bool:
+            return (await b.client.get("/v1/models")).status_code == 401
+
+        await eventually(asked_for_keys, 10)
+        batch = await start(client, [chat_line(0), *(chat_line(i, "wait") for i in range(1, 5))])
+        await eventually(lambda: b.engine.running, 10)
+        await keys.revoke(made["mine"][0].id)
+        done = await ended(other, batch, 10)
+        assert (done.status, done.request_counts.completed, b.engine.running) == ("cancelled", 1, 0)
 
 
 async def test_while_nobody_is_asked_for_a_key_batches_and_background_responses_run_too(box) -> None:

@@ -12,8 +12,9 @@ from appliance.errors import BadRequest, Conflict, NotFound
 from appliance.storage import files, idempotency, request_batches, uploads
 from appliance.storage.database import Database
 from appliance.storage.ids import now, now_us
+from appliance.storage.keys import KeyStore
 from appliance.storage.request_batches import LeaseLost
-from appliance.storage.tables import File
+from appliance.storage.tables import ApiKey, File
 from appliance.storage.tables.batches import Batch, BatchResult
 from appliance.storage.tables.idempotency import KeptAnswer
 from appliance.storage.tables.uploads import PendingUpload
@@ -124,6 +125,37 @@ async def test_a_cancellation_that_comes_first_is_seen_by_who_works_on_it(databa
         assert await request_batches.renew(session, "p1", [mine.id]) == set()
         assert not await request_batches.move(session, mine, "validating", "in_progress", total=3)
     assert (mine.status, set(mine.times)) == ("cancelling", {"cancelling_at"})
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired", "revoked before anybody worked on it"])
+async def test_a_batch_ends_with_the_key_that_started_it(database, end) -> None:
+    keys = KeyStore(database)
+    (dead, _), (other, _) = [await keys.create(name=name, tenant="a", expires_in=1000) for name in ("x", "y")]
+    batches = a_batch(1), a_batch(2), a_batch(3), a_batch(4, "finalizing")
+    for batch, key in zip(batches, (dead, other, None, dead), strict=True):
+        batch.principal = {"id": "key:1", "key": key.id} if key else {"id": "user:1"}
+    await add(database, *batches)
+
+    async def kill() -> None:
+        if end == "expired":
+            async with database.session() as session:
+                await session.execute(update(ApiKey).where(ApiKey.id == dead.id).values(expires_at=now()))
+        else:
+            await keys.revoke(dead.id)
+
+    if end.endswith("worked on it"):
+        await kill()
+    mine = await claimed(database, "p1")
+    if not end.endswith("worked on it"):
+        assert {batch.status for batch in mine} == {"in_progress", "finalizing"}
+        await kill()
+    async with database.session() as session:
+        wanted = await request_batches.renew(session, "p1", [batch.id for batch in mine])
+    assert wanted == {"batch_2", "batch_3", "batch_4"}
+    async with database.session() as session:
+        row = await session.get(Batch, "batch_1")
+        assert row is not None
+        assert (row.status, set(row.times)) == ("cancelling", {"cancelling_at"})
 
 
 async def test_a_file_is_deleted_or_a_batch_reads_it_but_never_both(several) -> None:
