@@ -32,7 +32,8 @@ from appliance.plugin import (
     Unauthenticated,
     hookimpl,
 )
-from appliance_auth._commands import keys
+from appliance_auth._asking import Memory
+from appliance_auth._key_commands import keys
 
 log = logging.getLogger("appliance.api_keys")
 _REMEMBERED = 10_000
@@ -53,7 +54,7 @@ class ApiKeys:
     def __init__(self, store: KeyStore, refresh: float = 2.0) -> None:
         self._store = store
         self._refresh = refresh
-        self._known: dict[bytes, tuple[Principal, float]] = {}
+        self._known: Memory[bytes, tuple[Principal, float]] = Memory(_REMEMBERED)
         self._version: tuple[int, int, int] | None = None
         self._checked = -math.inf
         self._checking: asyncio.Task[None] | None = None
@@ -127,13 +128,8 @@ class ApiKeys:
             raise _refusal(_reason(key_id, stored), key_id)
         found = (stored.principal(), until)
         if version == self._version:
-            self._remember(digest, found)
+            self._known.put(digest, found)
         return found
-
-    def _remember(self, digest: bytes, found: tuple[Principal, float]) -> None:
-        if len(self._known) >= _REMEMBERED:
-            del self._known[next(iter(self._known))]
-        self._known[digest] = found
 
 
 class Plugin:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.permissions import PERMISSIONS, ROLES, SCOPES, expand
-from appliance_auth._commands import create, keys, rotate
+from appliance_auth._key_commands import create, keys, rotate
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "access.md").read_text()
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from appliance.plugin import KeyStore, Principal, Unauthenticated, Unavailable
+from appliance_auth._asking import Memory, SingleFlight
 from appliance_auth.oauth.certificates import prove
 from appliance_auth.oauth.claims import TokenRefused
-from appliance_auth.oauth.flight import Memory, SingleFlight
 from appliance_auth.oauth.issuer import Accepted, Issuer
 from appliance_auth.oauth.jwt import MAX_BYTES, Jwt
 

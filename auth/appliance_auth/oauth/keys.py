@@ -18,7 +18,7 @@ from joserfc.errors import JoseError
 from joserfc.jws import JWSRegistry
 
 from appliance.plugin import ApplianceError, EgressError, Unavailable
-from appliance_auth.oauth.flight import SingleFlight
+from appliance_auth._asking import SingleFlight
 
 log = logging.getLogger("appliance.oauth")
 

@@ -7,7 +7,7 @@ from authlib.oauth2.rfc8414 import get_well_known_url
 from authlib.oidc.discovery import get_well_known_url as get_openid_url
 
 from appliance.plugin import Egress, EgressError
-from appliance_auth.oauth.flight import SingleFlight
+from appliance_auth._asking import SingleFlight
 
 
 class Metadata(msgspec.Struct, frozen=True):

@@ -69,6 +69,10 @@ class Memory(Generic[_K, _V]):
         """Unlearn."""
         self._known.pop(key, None)
 
+    def clear(self) -> None:
+        """Unlearn everything."""
+        self._known.clear()
+
 
 async def _as_coroutine(call: Callable[[], Awaitable[_V]]) -> _V:
     return await call()
