@@ -21,7 +21,7 @@ from appliance.plugin import (
 )
 from appliance_engines._cache_salt import CacheSalt
 from appliance_engines._openai_errors import Refusal, error_object
-from appliance_engines._openai_stream import Answer, Renamer, ReportedError, Stream
+from appliance_engines._openai_stream import Answer, Renamer, ReportedError, Stream, public
 
 __all__ = ["Client", "Timeouts", "Unreachable", "encode_request"]
 
@@ -135,6 +135,8 @@ class Client:
             raise EngineError("the model failed to answer; try again")
         if call.stream:
             raise EngineError("the model's server does not stream; ask without stream")
+        if call.operation in ("chat", "completion"):
+            payload = public(payload)
         return Answer(Renamer(call.model).rename(payload))
 
 

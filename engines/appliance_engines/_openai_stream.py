@@ -26,11 +26,16 @@ from appliance.plugin import (
 )
 from appliance_engines._openai_errors import error_object
 
-__all__ = ["Answer", "Renamer", "ReportedError", "Stream"]
+__all__ = ["Answer", "Renamer", "ReportedError", "Stream", "public"]
 
 _TAIL_SECONDS = 1.0
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
+# OpenAI's clients know none of these. Text never matches, as quotes inside it are escaped.
+_PRIVATE = re.compile(
+    rb',"(?:reasoning|stop_reason|token_ids|routed_experts|metrics|prompt_(?:logprobs|text|token_ids)'
+    rb'|(?:ec|kv)_transfer_params)":null'
+)
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -103,7 +108,7 @@ class Stream:
         while True:
             for event in self._events:
                 if opened := await self._open(event):
-                    return Chunk(self._rename(opened))
+                    return Chunk(self._rename(public(opened)))
                 if self._closed:  # whatever follows [DONE] is no part of the answer
                     break
             if self._closed:
@@ -186,6 +191,11 @@ class Renamer:
         found = _MODEL.search(body)
         self._old = found[0] if found else b""
         self._same = found is not None and found[1] == self._name
+
+
+def public(body: bytes) -> bytes:
+    """The body without what vLLM adds for itself and leaves empty. It looks at every byte: not for embeddings."""
+    return _PRIVATE.sub(b"", body)
 
 
 def _broken(error: Exception) -> RequestError:

@@ -91,6 +91,26 @@ async def test_choices_stops_and_limits_are_kept(client) -> None:
     assert cut.choices[0].finish_reason == "length"
 
 
+async def test_a_stored_chat_is_listed_labelled_and_deleted(client) -> None:
+    kept = client.chat.completions
+    made = await got(kept.create(model="m", messages=HI, store=True, metadata={"topic": "birds"}))
+    stream = kept.create(model="m", messages=HI, store=True, stream=True, metadata={"topic": "birds"})
+    streamed = (await listed(stream))[0].id
+    found = valid(await got(kept.retrieve(made.id)))
+    assert (found.choices, found.usage) == (made.choices, made.usage)
+    ids = [valid(one).id for one in await listed(kept.list(metadata={"topic": "birds"}, limit=1, order="desc"))]
+    assert ids[:2] == [streamed, made.id]
+    # The client's type for these knows only what the assistant says.
+    said = await listed(kept.messages.list(made.id))
+    assert [(one.role, one.content) for one in said] == [("user", "hi")]
+    assert valid(await got(kept.update(made.id, metadata={"topic": "fish"}))).id == made.id
+    assert made.id in [one.id for one in await listed(kept.list(metadata={"topic": "fish"}))]
+    for one in (made.id, streamed):
+        assert valid(await got(kept.delete(one))).deleted
+        with pytest.raises(openai.NotFoundError):
+            await got(kept.retrieve(one))
+
+
 async def test_a_text_is_completed_plain_and_streamed(client) -> None:
     answer = valid(await got(client.completions.create(model="m", prompt="once")))
     assert answer.choices[0].text == "You said: once"

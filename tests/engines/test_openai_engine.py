@@ -225,6 +225,18 @@ async def test_text_that_looks_like_fields_stays_as_it_is(engine: OpenAIEngine, 
     assert texts(bodies)[0] == tricky
 
 
+async def test_what_a_server_adds_for_itself_and_leaves_empty_is_left_out(
+    engine: OpenAIEngine, upstream: UpstreamServer
+) -> None:
+    own = {"token_ids": None, "prompt_text": None, "kv_transfer_params": None}
+    tricky = 'say ,"token_ids":null'
+    raw = event({**piece(tricky), **own}) + event({**piece("b"), "stop_reason": "END"}) + END
+    bodies = await play(upstream, engine, raw)
+    assert texts(bodies)[:2] == [tricky, "b"]
+    assert not set(own) & set(bodies[0])
+    assert bodies[1]["stop_reason"] == "END"
+
+
 async def test_an_event_whose_error_is_null_is_no_error(engine: OpenAIEngine, upstream: UpstreamServer) -> None:
     bodies = await play(upstream, engine, event({**piece("a"), "error": None}) + END)
     assert texts(bodies) == ["a", ""]
