@@ -199,6 +199,16 @@ async def test_o06_what_vllm_refuses_is_400_before_the_stream_begins(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
+@pytest.mark.parametrize("token", [49_152, -1])
+async def test_b11_token_ids_beyond_the_models_output_are_400(vllm_engine: VllmEngine, name: str, token: int) -> None:
+    """They are places in a table of 49,152 columns, which other requests' rows lie beside."""
+    value: object = {str(token): 1.0} if name == "logit_bias" else [token]
+    with pytest.raises(BadRequest) as error:
+        await generate(vllm_engine, chat(min_tokens=1, **{name: value}))
+    assert error.value.param == name
+
+
 async def test_embeddings_of_a_chat_model_are_a_bad_request(vllm_engine: VllmEngine) -> None:
     request = EmbeddingRequest(model="smollm2", input="a")
     with pytest.raises(BadRequest, match="makes no embeddings"):
