@@ -131,10 +131,10 @@ class _Sampling(_Wire):
     max_tokens: Count | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
-    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     structured_outputs: dict[str, Any] | None = None

@@ -52,7 +52,7 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: Probability | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
     top_p: Probability | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None

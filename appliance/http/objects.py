@@ -30,8 +30,8 @@ FileStatus: TypeAlias = Literal["in_progress", "completed", "cancelled", "failed
 class StaticChunking(msgspec.Struct, kw_only=True):
     """Sizes in tokens: 100 to 4096, overlap at most half."""
 
-    max_chunk_size_tokens: int
-    chunk_overlap_tokens: int
+    max_chunk_size_tokens: Annotated[int, msgspec.Meta(ge=100, le=4096)]
+    chunk_overlap_tokens: Annotated[int, msgspec.Meta(ge=0, le=2048)]
 
 
 class ChunkingStrategy(msgspec.Struct, kw_only=True):

@@ -164,7 +164,7 @@ def _statuses(entry: Entry) -> Iterator[int]:
     if entry.body or entry.form:
         yield from _BODY_STATUSES
     if "{" in entry.path or entry.query:
-        yield 404
+        yield from (404, 409)
     if entry.action in ("models.use", "stores.search"):
         yield from _MODEL_STATUSES
     if entry.action.endswith(".write"):
