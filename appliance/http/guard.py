@@ -1,7 +1,7 @@
 """Authentication and authorization of every route, bound to the handler that was matched, never to a path.
 
-Each route names the action it needs in ``opt``; a route without one does not get into the app. ``PUBLIC`` is for
-the probes, which carry no data.
+Each route names the action it needs in ``opt``; a route without one does not get into the app. ``PUBLIC`` is for the
+probes, which carry no data, and for what leads to a credential, as sign-ins and metadata do.
 """
 
 from __future__ import annotations
