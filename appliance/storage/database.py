@@ -44,10 +44,13 @@ _Session = TypeVar("_Session", bound=AsyncSession)
 
 
 class Database:
-    """One database; made once a process. Commands use it as an async context manager, which starts and stops it."""
+    """One database; made once a process. Commands use it as an async context manager, which starts and stops it.
+
+    Raises ConfigError for a URL that is none, or whose driver is not there.
+    """
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self._url = _parsed(url)
         self._engine: AsyncEngine | None = None
         self._writer: AsyncEngine | None = None
 
@@ -55,7 +58,6 @@ class Database:
         """Connect and bring the schema to ``HEAD``.
 
         Raises:
-            ConfigError: the URL is none, or its driver is not installed.
             StartError: the database cannot be opened, or is of a newer version.
         """
         try:
@@ -184,13 +186,11 @@ def _bring_up_to_date(connection: Connection) -> None:
         upgrade(connection)
 
 
-def _engine(url: str) -> AsyncEngine:
+def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
-        if parsed.get_backend_name() == "sqlite":
-            _make_file(parsed.database)
-        # What statements hold would come out with the errors that the log shows.
-        engine = create_async_engine(parsed, hide_parameters=True, **_options(parsed))
+        dialect = parsed.get_dialect().get_async_dialect_cls(parsed)
+        dialect.import_dbapi()
     except NoSuchModuleError as error:
         raise ConfigError(f"database: {error}; use sqlite+aiosqlite:// or postgresql+asyncpg://") from error
     except ModuleNotFoundError as error:
@@ -200,6 +200,18 @@ def _engine(url: str) -> AsyncEngine:
         ) from error
     except (SQLAlchemyError, ValueError) as error:
         raise ConfigError("database: not a SQLAlchemy URL such as postgresql+asyncpg://user@host/name") from error
+    if not dialect.is_async:
+        raise ConfigError(
+            f"database: the driver {dialect.driver} is not asynchronous; use sqlite+aiosqlite:// or postgresql+asyncpg://"
+        )
+    return parsed
+
+
+def _engine(url: URL) -> AsyncEngine:
+    if url.get_backend_name() == "sqlite":
+        _make_file(url.database)
+    # What statements hold would come out with the errors that the log shows.
+    engine = create_async_engine(url, hide_parameters=True, **_options(url))
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _set_up_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)

@@ -124,6 +124,8 @@ FAILURES = {
         "error: plugin.limits.max_concurrent: ",
     ),
     "missing variable": ("data_dir: ${env.NO_SUCH_VARIABLE}", "error: data_dir: environment variable NO_SUCH_VARIABLE"),
+    "unknown database": ("database: postgres://a@b/c", "error: database: Can't load plugin: "),
+    "synchronous database": ("database: sqlite:///x.db", "error: database: the driver pysqlite is not asynchronous"),
     "unknown store": (
         "models: [{name: e, embedder: onnx}]\nretrieval: {vector_store: nosuch}",
         "error: retrieval.vector_store: no listed plugin provides nosuch",
