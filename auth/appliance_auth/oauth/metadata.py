@@ -23,7 +23,7 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class Discovery:
-    """One issuer's metadata, remembered until something that it names fails."""
+    """One issuer's metadata, remembered until its keys cannot be fetched from where they say."""
 
     def __init__(self, issuer: str, egress: Egress, jwks_uri: str | None = None) -> None:
         self._issuer, self._egress, self._jwks_uri = issuer, egress, jwks_uri
