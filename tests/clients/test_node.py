@@ -129,6 +129,11 @@ async def test_vercel_shows_reasoning(vercel) -> None:
     assert vercel["reasoning"] == {"text": "You said: think", "plain": "Let me see.", "streamed": "Let me see."}
 
 
+async def test_vercel_shows_the_sources_of_an_answer(vercel) -> None:
+    titles = ["birds.txt"]
+    assert vercel["citations"] == {"text": "You said: zebrafinch", "plain": titles, "streamed": titles}
+
+
 async def test_vercel_embeds(vercel) -> None:
     assert vercel["embed"] == [{"lengths": [64, 64], "tokens": 4}] * 2
 

@@ -2,6 +2,7 @@
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import OpenAI, { toFile } from "openai";
 import { embedMany, generateText, Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 import { all, run, url } from "./scenarios.js";
@@ -71,6 +72,21 @@ run({
     const answer = streamText({ model: models.compatible, prompt: "think", maxRetries });
     await answer.consumeStream();
     return { text, plain: reasoningText, streamed: await answer.reasoningText };
+  },
+
+  citations: async () => {
+    const client = new OpenAI({ baseURL, apiKey: "none", maxRetries });
+    const store = await client.vectorStores.create({ name: "birds" });
+    const file = await toFile(Buffer.from("The zebrafinch sings at dawn."), "birds.txt");
+    await client.vectorStores.files.uploadAndPoll(store.id, file, { pollIntervalMs: 20 });
+    const tools = { file_search: openai.tools.fileSearch({ vectorStoreIds: [store.id] }) };
+    const options = { model: models.responses, tools, prompt: "zebrafinch", maxRetries };
+    const plain = await generateText(options);
+    const streamed = streamText(options);
+    await streamed.consumeStream();
+    await client.vectorStores.delete(store.id);
+    const titles = (sources) => sources.map((source) => source.title);
+    return { text: plain.text, plain: titles(plain.sources), streamed: titles(await streamed.sources) };
   },
 
   embed: async () => {
