@@ -219,7 +219,7 @@ def _choice(choice: Mapping[str, Any]) -> str | dict[str, Any]:
     if kind == "tool":
         return {"type": "function", "function": {"name": _field(choice, "name", "tool_choice")}}
     known = {"auto": "auto", "any": "required", "none": "none"}
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise BadRequest("tool_choice.type must be auto, any, tool or none", param="tool_choice.type")
     return known[kind]
 

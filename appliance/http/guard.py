@@ -28,7 +28,7 @@ ACTION = "action"
 OTHER_ACTIONS = "other_actions"
 """In the ``opt`` of a route that serves several methods: the actions of those that need another, by method."""
 _CREDENTIALS = (b"authorization", *(name.encode() for name in KEY_HEADERS))
-_ONCE = (b"host", b"content-type", b"content-length", *_CREDENTIALS)
+_ONCE = (b"host", b"content-type", b"content-length", b"idempotency-key", *_CREDENTIALS)
 """Headers of which two would mean different things to different readers."""
 _NONE: Mapping[str, str] = {}
 

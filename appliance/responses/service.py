@@ -145,12 +145,12 @@ class Responses:
         )
 
     async def enqueue(self, prepared: Prepared) -> None:
-        """Keep a background request, to be worked on by whoever is free."""
+        """Keep a background request, to be worked on by whoever is free. Raises RateLimited: there are too many."""
         row = _row(prepared)
         row.request = msgspec.to_builtins(prepared.request)
         row.principal = msgspec.to_builtins(prepared.principal)
         async with self.database.tenant(prepared.principal.tenant) as session:
-            session.add(row)
+            await responses.enqueue(session, row)
 
     async def _keep(self, prepared: Prepared) -> None:
         """Store the response and add to its conversation, in one transaction."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Text, cast, delete, func, or_, select, update
+from sqlalchemy import Subquery, Text, cast, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from appliance.errors import BadRequest, NotFound
+from appliance.errors import BadRequest, NotFound, RateLimited
 from appliance.storage.ids import now
 from appliance.storage.tables.responses import StoredResponse
+from appliance.storage.tenancy import TenantSession
 
 MAX_CHAIN = 1000
 MAX_CONTEXT = 16 * 2**20
 """Characters, as JSON, that one answer may go on from: all of them are in memory at once."""
+MAX_UNFINISHED = 1000
+"""Background responses of a tenant that may wait or run; each holds its whole request."""
 LEASE_SECONDS = 30
 MAX_ATTEMPTS = 3
 UNFINISHED = ("queued", "in_progress")
@@ -86,18 +89,44 @@ async def due(session: AsyncSession) -> bool:
 
 
 async def claim(session: AsyncSession, limit: int) -> Sequence[StoredResponse]:
-    """Take unfinished background responses that nobody works on; their lease starts now."""
-    query = (
-        select(StoredResponse)
-        .where(StoredResponse.status.in_(UNFINISHED), StoredResponse.lease_expires <= now())
-        .order_by(StoredResponse.created_us)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
+    """Take unfinished background responses that nobody works on; their lease starts now.
+
+    Tenants take turns: first comes who has the fewest that run, so that nobody waits for all that another has asked.
+    """
+    at = now()
+    free = (StoredResponse.status.in_(UNFINISHED), StoredResponse.lease_expires <= at)
+    running = _running_by_tenant(at)
+    turn = func.row_number().over(partition_by=StoredResponse.tenant, order_by=StoredResponse.created_us)
+    waiting = (
+        select(StoredResponse.id, (turn + func.coalesce(running.c.number, 0)).label("place"))
+        .outerjoin(running, running.c.tenant == StoredResponse.tenant)
+        .where(*free)
+        .subquery()
     )
-    rows = (await session.scalars(query)).all()
+    # What is free is asked twice: only the outer condition is looked at again when a row is locked.
+    query = select(StoredResponse).join(waiting, waiting.c.id == StoredResponse.id).where(*free)
+    query = query.order_by(waiting.c.place, StoredResponse.created_us).limit(limit)
+    rows = (await session.scalars(query.with_for_update(skip_locked=True, of=StoredResponse))).all()
     for row in rows:
         row.lease_expires, row.attempts = now() + LEASE_SECONDS, row.attempts + 1
     return rows
+
+
+def _running_by_tenant(at: int) -> Subquery:
+    query = select(StoredResponse.tenant, func.count().label("number"))
+    query = query.where(StoredResponse.status.in_(UNFINISHED), StoredResponse.lease_expires > at)
+    return query.group_by(StoredResponse.tenant).subquery()
+
+
+async def enqueue(session: TenantSession, row: StoredResponse) -> None:
+    """Keep one that is to be worked on. Raises RateLimited: the tenant has too many that are not finished."""
+    query = select(func.count()).select_from(StoredResponse).where(StoredResponse.status.in_(UNFINISHED))
+    if (await session.scalar(query) or 0) >= MAX_UNFINISHED:
+        raise RateLimited(
+            f"{MAX_UNFINISHED} background responses of your tenant are not finished; wait for some, or cancel them",
+            retry_after=10,
+        )
+    session.add(row)
 
 
 async def renew(session: AsyncSession, ids: Sequence[str]) -> set[str]:

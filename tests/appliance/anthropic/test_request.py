@@ -112,6 +112,7 @@ def test_output_config_is_a_response_format() -> None:
         ([], {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ([], {"tools": [{"name": "n"}]}, "tools[0].input_schema"),
         ([], {"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ([], {"tools": [TOOL], "tool_choice": {"type": [{}]}}, "tool_choice.type"),
         ([], {"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ([], {"system": [{"type": "image"}]}, "system[0]"),
         ([], {"output_config": {"format": {"type": "xml"}}}, "output_config.format"),

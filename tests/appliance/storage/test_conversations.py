@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from sqlalchemy import delete, select
 
-from appliance.errors import BadRequest, Conflict, NotFound
+from appliance.errors import BadRequest, Conflict, NotFound, RateLimited
 from appliance.storage import conversations, responses
 from appliance.storage.database import Database
 from appliance.storage.ids import new_id, now_us
@@ -100,6 +100,51 @@ async def test_C2_a_chain_that_is_too_large_is_refused_and_not_read(database, mo
         with pytest.raises(BadRequest) as refused:
             await responses.turns(session, third, None)
     assert refused.value.param == "previous_response_id"
+
+
+def queued(tenant: str, number: int) -> StoredResponse:
+    return StoredResponse(
+        id=f"resp_{tenant}{number}", tenant=tenant, user=None, created_us=number, status="queued", body={}, input=[]
+    )
+
+
+async def claimed(database: Database, limit: int) -> list[str]:
+    async with database.session() as session:
+        return [row.id for row in await responses.claim(session, limit)]
+
+
+async def test_B13_tenants_take_turns_with_background_responses_whoever_asked_for_more(database) -> None:
+    async with database.session() as session:
+        session.add_all(queued("flood", number) for number in range(20))
+        session.add_all(queued(tenant, 100) for tenant in ("b", "c"))
+    assert set(await claimed(database, 4)) == {"resp_flood0", "resp_flood1", "resp_b100", "resp_c100"}
+    async with database.session() as session:
+        session.add(queued("b", 200))
+    assert await claimed(database, 2) == ["resp_b200", "resp_flood2"]
+
+
+async def test_R30_no_background_response_is_claimed_by_two(database) -> None:
+    async with database.session() as session:
+        session.add_all(queued(tenant, number) for tenant in ("a", "b") for number in range(30))
+    found = await asyncio.gather(*(claimed(database, 5) for _ in range(12)))
+    ids = [each for group in found for each in group]
+    assert len(ids) == len(set(ids)) > 4
+
+
+async def test_C4_a_tenant_may_have_so_many_background_responses_and_others_are_not_concerned(
+    database, monkeypatch
+) -> None:
+    monkeypatch.setattr(responses, "MAX_UNFINISHED", 3)
+
+    async def enqueue(tenant: str, number: int) -> None:
+        async with database.tenant(tenant) as session:
+            await responses.enqueue(session, queued(tenant, number))
+
+    for number in range(3):
+        await enqueue("a", number)
+    with pytest.raises(RateLimited):
+        await enqueue("a", 3)
+    await enqueue("b", 0)
 
 
 async def test_R14_a_text_longer_than_its_column_is_the_callers_mistake(postgres) -> None:
