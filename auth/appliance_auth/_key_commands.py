@@ -182,7 +182,7 @@ async def create(  # noqa: PLR0917 - click's options
 @json_option
 @_run
 async def list_(config_path: Path, as_json: bool) -> None:
-    """List all keys, never their secrets."""
+    """List all keys, never their secrets; --json shows holders, stores and limits too."""
     async with KeyStore.open(config_path) as store:
         found = await store.list()
     if as_json:
