@@ -438,9 +438,6 @@ def _check_retrieval(config: Config) -> None:
             )
     if retrieval.reranker and config.reranking_model() is None:
         raise ConfigError(f"retrieval.reranker: {retrieval.reranker} is not a model with a reranker; name one that is")
-    for i, model in enumerate(config.models):
-        if model.reranker and model.name != retrieval.reranker:
-            raise ConfigError(f"models[{i}].reranker: no search uses it; set retrieval.reranker to {model.name}")
 
 
 def _check_proxies(server: ServerConfig) -> None:

@@ -145,6 +145,7 @@ class Reranker(Protocol):
         """The same passages, best first, with new scores from 0 to 1; equal scores keep their order.
 
         The given ones are in the order of the fusion with its scores, from 0 to 1, which may count in the new ones.
+        Those of no search (``similarity`` is ``None`` and ``matched`` false) are in any order, with a score of 0.
 
         Raises:
             RetrievalUnavailable: it is stopped, or its backend out of reach.

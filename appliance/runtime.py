@@ -248,7 +248,7 @@ def _knowledge(
     plugins: Plugins, context: AppContext, config_path: Path | None, *, in_process: bool
 ) -> Knowledge | None:
     config = context.config
-    if config.retrieval.vector_store is None and not any(model.embedder for model in config.models):
+    if config.retrieval.vector_store is None and not any(model.embedder or model.reranker for model in config.models):
         return None
     if config.retrieval.vector_store and config.retrieval.vector_store not in plugins.vector_stores():
         raise ConfigError(

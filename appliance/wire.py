@@ -190,6 +190,48 @@ class EmbeddingRequest(_Wire):
     cache_salt: CacheSalt | None = None
 
 
+class RankedDocument(_Wire):
+    """A document given as an object."""
+
+    text: str
+
+
+class RerankRequest(_Wire):
+    """``POST /v1/rerank``."""
+
+    model: str
+    query: str
+    documents: list[str | RankedDocument]
+    top_n: Count | None = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: Count | None = None
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [item if isinstance(item, str) else item.text for item in self.documents]
+
+
+class ScoreRequest(_Wire):
+    """``POST /v1/score``: ``text_1`` is one text for all of ``text_2``, or as many."""
+
+    model: str
+    text_1: str | list[str]
+    text_2: str | list[str]
+    user: str | None = None
+
+    @property
+    def queries(self) -> list[str]:
+        """``text_1`` as a list."""
+        return [self.text_1] if isinstance(self.text_1, str) else self.text_1
+
+    @property
+    def texts(self) -> list[str]:
+        """``text_2`` as a list."""
+        return [self.text_2] if isinstance(self.text_2, str) else self.text_2
+
+
 class TokenizeRequest(_Wire):
     """``POST /tokenize``: the tokens of ``prompt``, or of ``messages`` in the model's chat template."""
 

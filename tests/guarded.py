@@ -46,7 +46,11 @@ BODY = {
     "max_tokens": 1,
 }
 """Good for every route that asks a model (which is only known from the body), but those of ``BODIES``."""
-BODIES = {"/tokenize": {"model": "m", "prompt": "hi"}}
+BODIES = {
+    "/tokenize": {"model": "m", "prompt": "hi"},
+    **{f"{version}/rerank": {"model": "m", "query": "hi", "documents": ["a"]} for version in ("", "/v1", "/v2")},
+    **{f"{version}/score": {"model": "m", "text_1": "hi", "text_2": "a"} for version in ("", "/v1")},
+}
 WITHOUT_BODY = ("GET", "HEAD", "DELETE")
 
 

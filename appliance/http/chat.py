@@ -48,7 +48,7 @@ class ModelRoute(Route):
             return
         if not call.stream:
             async with runtime.pipeline.answer(call, self.path) as answer:
-                payload = (await _only(answer)).payload
+                payload = (await only(answer)).payload
             reply.add_headers(answer.headers)
             await reply.send_json(payload)
             return
@@ -66,7 +66,7 @@ class ModelRoute(Route):
         async with runtime.pipeline.answer(call, self.path) as answer:
             reply.add_headers(answer.headers)
             if not call.stream:
-                payload = keeping.feed(await _only(answer)).payload
+                payload = keeping.feed(await only(answer)).payload
             else:
                 await reply.start_stream()
                 async for chunk in answer:
@@ -103,8 +103,8 @@ class ModelRoute(Route):
         return found or None
 
 
-async def _only(chunks: AsyncIterable[Chunk]) -> Chunk:
-    """The one chunk of a plain answer, once its generation has ended well."""
+async def only(chunks: AsyncIterable[Chunk]) -> Chunk:
+    """The one chunk of a plain answer, once its generation has ended well. Raises EngineError if there is none."""
     found: Chunk | None = None
     async for chunk in chunks:
         found = chunk

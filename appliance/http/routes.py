@@ -25,6 +25,7 @@ from appliance.http import (
     objects,
     openapi,
     part_uploads,
+    ranking,
     responses,
     store_files,
     tokens,
@@ -35,7 +36,15 @@ from appliance.http.requests import HttpRequest, OldestFirst, Page
 from appliance.permissions import PUBLIC
 from appliance.responses.request import ResponsesRequest
 from appliance.types import Tokens
-from appliance.wire import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from appliance.wire import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
 
 Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
 
@@ -82,6 +91,10 @@ _STORE, _MEMBER_OBJECT, _BATCH_OBJECT = objects.VectorStoreObject, objects.Store
 # A table is read line by line.
 # fmt: off
 TABLE: tuple[Entry, ...] = (
+    *(Entry("POST", route.path, "models.use", "Rerank texts", route, body=RerankRequest, returns=ranking.Ranking)
+      for route in ranking.RERANK_ROUTES),
+    *(Entry("POST", route.path, "models.use", "Score pairs", route, body=ScoreRequest, returns=ranking.Scores)
+      for route in ranking.SCORE_ROUTES),
     Entry("POST", "/v1/chat/completions", "models.use", "Answer a chat", _hot["/v1/chat/completions"],
           body=ChatRequest, returns=answers.ChatCompletion, media=_STREAMED),
     Entry("GET", _COMPLETIONS, "responses.read", "List stored chats", completions.list_completions,

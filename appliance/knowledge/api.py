@@ -40,6 +40,10 @@ class Knowledge(Protocol):
         """Embed texts or arrays of token ids with a configured embedding model. Raises ModelNotFound, BadRequest."""
         ...
 
+    async def rerank(self, model: str, query: str, texts: Sequence[str]) -> list[float]:
+        """How well each text answers a query, 0 to 1, by a configured reranker. Raises ModelNotFound."""
+        ...
+
     async def remove_file(self, store_id: str, file_id: str) -> None:
         """Take a file out of a store: ends its ingestion, deletes its chunks, then its row. May be repeated."""
 

@@ -19,6 +19,7 @@ from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool
 from appliance.knowledge.reconcile import Reconciler
 from appliance.knowledge.report import Report
+from appliance.knowledge.reranking import scores
 from appliance.knowledge.searching import Searcher
 from appliance.knowledge.separation import SeparateStores
 from appliance.models.registry import model_spec
@@ -38,8 +39,8 @@ _T = TypeVar("_T")
 class LocalKnowledge:
     """``Knowledge`` over the configured vector store and embedders. The database must be started.
 
-    Without ``retrieval.vector_store`` only ``embed`` works. One of them at a time works on a data folder; with
-    ``standby`` this one waits for its turn as long as it takes.
+    Without ``retrieval.vector_store`` only ``embed`` and ``rerank`` work. One of them at a time works on a data folder;
+    with ``standby`` this one waits for its turn as long as it takes.
     """
 
     def __init__(self, plugins: Plugins, context: AppContext, *, standby: bool = False) -> None:
@@ -47,6 +48,7 @@ class LocalKnowledge:
         self._standby = standby
         self._context = context
         self._embedders: dict[str, BatchingEmbedder] = {}
+        self._rerankers: dict[str, Reranker] = {}
         self._backend: VectorStore | None = None
         self._searcher: Searcher | None = None
         self._ingestor: Ingestor | None = None
@@ -69,6 +71,7 @@ class LocalKnowledge:
             owner = await lock.acquire(None if self._standby else 30.0)
             self._held.callback(lock.release)
             self._embedders = await self._start_embedders()
+            self._rerankers = await self._start_rerankers()
             if self._context.config.retrieval.vector_store is not None:
                 await self._start_retrieval(self._context.config.retrieval.vector_store, owner)
         except BaseException:
@@ -91,6 +94,13 @@ class LocalKnowledge:
         if embedder is None:
             raise ModelNotFound("there is no embedding model of that name; GET /v1/models lists them", param="model")
         return await embedder.embed(inputs)
+
+    async def rerank(self, model: str, query: str, texts: Sequence[str]) -> list[float]:
+        """See ``Knowledge``."""
+        reranker = self._rerankers.get(model)
+        if reranker is None:
+            raise ModelNotFound("there is no reranker of that name; GET /v1/models lists the models", param="model")
+        return await scores(reranker, query, texts)
 
     async def remove_file(self, store_id: str, file_id: str) -> None:
         """See ``Knowledge``."""
@@ -155,20 +165,23 @@ class LocalKnowledge:
             built[model.name] = kinds[model.embedder](model_spec(model, f"models[{i}]", store), self._context)
         return built
 
-    async def _start_reranker(self) -> Reranker | None:
-        """After the embedders, which may have made the files that it loads."""
-        config = self._context.config
-        model = config.reranking_model()
-        if model is None:
-            return None
-        where = f"models[{config.models.index(model)}]"
-        factory = self._plugins.rerankers().get(model.reranker or "")
-        if factory is None:
-            raise ConfigError(f"{where}.reranker: no listed plugin provides {model.reranker}; list one that does")
-        reranker = factory(model_spec(model, where, self._models()), self._context)
-        self._held.push_async_callback(reranker.stop)
-        await reranker.start()
-        return reranker
+    async def _start_rerankers(self) -> dict[str, Reranker]:
+        """After the embedders, which may have made the files that they load."""
+        kinds, store = self._plugins.rerankers(), self._models()
+        started: dict[str, Reranker] = {}
+        for i, model in enumerate(self._context.config.models):
+            if model.reranker is None:
+                continue
+            factory = kinds.get(model.reranker)
+            if factory is None:
+                raise ConfigError(
+                    f"models[{i}].reranker: no listed plugin provides {model.reranker}; list one that does"
+                )
+            reranker = factory(model_spec(model, f"models[{i}]", store), self._context)
+            self._held.push_async_callback(reranker.stop)
+            await reranker.start()
+            started[model.name] = reranker
+        return started
 
     def _models(self) -> ModelStore:
         config = self._context.config
@@ -187,7 +200,7 @@ class LocalKnowledge:
             self._backend,
             self._embedders,
             retrieval.candidates,
-            reranker=await self._start_reranker(),
+            reranker=self._rerankers.get(retrieval.reranker or ""),
             rerank_candidates=retrieval.rerank_candidates,
         )
         indexer = self._indexer(self._backend)

@@ -53,6 +53,14 @@ class EmbedMessage(msgspec.Struct):
     inputs: list[str | list[int]]
 
 
+class RerankMessage(msgspec.Struct):
+    """``rerank``."""
+
+    model: str
+    query: str
+    texts: list[str]
+
+
 class FileMessage(msgspec.Struct):
     """A file of a store, for ``remove_file``, ``set_attributes``, ``set_access`` and ``content``."""
 

@@ -30,6 +30,7 @@ from appliance.knowledge.messages import (
     Failure,
     FileMessage,
     ReconcileMessage,
+    RerankMessage,
     SearchMessage,
     StoreMessage,
 )
@@ -107,6 +108,10 @@ class RemoteKnowledge:
         """See ``Knowledge``."""
         plain = [item if isinstance(item, str) else list(item) for item in inputs]
         return await self._call("/embed", EmbedMessage(model, plain), Embeddings)
+
+    async def rerank(self, model: str, query: str, texts: Sequence[str]) -> list[float]:
+        """See ``Knowledge``."""
+        return await self._call("/rerank", RerankMessage(model, query, list(texts)), list[float])
 
     async def remove_file(self, store_id: str, file_id: str) -> None:
         """See ``Knowledge``."""

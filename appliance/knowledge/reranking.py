@@ -25,6 +25,16 @@ async def rerank(reranker: Reranker, queries: Sequence[str], passages: Sequence[
     return sorted(best.values(), key=lambda passage: -passage.score)
 
 
+async def scores(reranker: Reranker, query: str, texts: Sequence[str]) -> list[float]:
+    """How well each text answers a query, 0 to 1, in the order given. Raises RetrievalUnavailable."""
+    given = [
+        Passage(chunk_id=str(i), store_id="", file_id="", filename="", text=text, score=0.0)
+        for i, text in enumerate(texts)
+    ]
+    found = {passage.chunk_id: passage.score for passage in _checked(await reranker.rerank(query, given), given)}
+    return [found[passage.chunk_id] for passage in given]
+
+
 def _checked(answer: Sequence[Passage], passages: Sequence[Passage]) -> Sequence[Passage]:
     """A passage that gets lost or out of range would bend every score threshold, so it is an error."""
     same = sorted(item.chunk_id for item in answer) == sorted(item.chunk_id for item in passages)

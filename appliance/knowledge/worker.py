@@ -36,6 +36,7 @@ from appliance.knowledge.messages import (
     Failure,
     FileMessage,
     ReconcileMessage,
+    RerankMessage,
     SearchMessage,
     StoreMessage,
 )
@@ -47,7 +48,7 @@ log = logging.getLogger("appliance.worker")
 _encode = msgspec.msgpack.Encoder().encode
 Scope = dict[str, Any]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-_GIVEN_UP = frozenset({"/search", "/embed", "/content"})
+_GIVEN_UP = frozenset({"/search", "/embed", "/rerank", "/content"})
 """What stops when the server no longer waits, since its own client has left; changes are always carried through."""
 Operation = tuple[type[msgspec.Struct], Callable[[Any], Awaitable[Any]]]
 
@@ -63,6 +64,7 @@ class WorkerApp:
             "/wake": (Empty, self._wake),
             "/search": (SearchMessage, lambda m: knowledge.search(m.search(), m.scope)),
             "/embed": (EmbedMessage, lambda m: knowledge.embed(m.model, m.inputs)),
+            "/rerank": (RerankMessage, lambda m: knowledge.rerank(m.model, m.query, m.texts)),
             "/remove_file": (FileMessage, lambda m: knowledge.remove_file(m.store_id, m.file_id)),
             "/remove_store": (StoreMessage, lambda m: knowledge.remove_store(m.store_id)),
             "/set_attributes": (

@@ -11,6 +11,7 @@ from appliance.config import Config, ModelConfig, TenantConfig
 from appliance.context import AppContext
 from appliance.errors import ApplianceError, BadRequest, ConfigError, ModelNotFound
 from appliance.models.embedding import EmbeddingEngine
+from appliance.models.ranking import RankingEngine
 from appliance.protocols import Engine, EngineFactory, Tokenizer
 from appliance.types import ANONYMOUS, ModelSpec, Principal
 
@@ -32,6 +33,7 @@ class Model:
     inputs: tuple[str, ...] | None = None
     """Kinds of message parts that it reads beside text; ``None``: its engine knows."""
     embeds: bool = False
+    ranks: bool = False
     tokenizer: Tokenizer | None = None
     """The engine, where it can tokenise."""
 
@@ -61,10 +63,12 @@ class Models:
         return found
 
     def resolve_chat(self, name: str, caller: Principal) -> Model:
-        """The model of that name, which must not be one that embeds. Raises ModelNotFound, BadRequest."""
+        """The model of that name, which must not be one that embeds or ranks. Raises ModelNotFound, BadRequest."""
         found = self.resolve(name, caller)
         if found.embeds:
             raise BadRequest(f"model {name} makes embeddings; use it with /v1/embeddings", param="model")
+        if found.ranks:
+            raise BadRequest(f"model {name} ranks texts; use it with /v1/rerank or /v1/score", param="model")
         return found
 
     def _is_for(self, caller: Principal, name: str) -> bool:
@@ -76,7 +80,7 @@ class Models:
         return {
             model.name: model.engine
             for model in self._models.values()
-            if model.name == model.serves and not model.embeds
+            if model.name == model.serves and not model.embeds and not model.ranks
         }
 
 
@@ -99,6 +103,8 @@ def build_models(
             built[model.name] = _entry(model, model.name, engine)
         elif model.embedder is not None and knowledge is not None:
             built[model.name] = Model(model.name, model.name, EmbeddingEngine(model.name, knowledge), embeds=True)
+        elif model.reranker is not None and knowledge is not None:
+            built[model.name] = Model(model.name, model.name, RankingEngine(model.name, knowledge), ranks=True)
     for model in config.models:
         if model.alias_of is not None:
             target = built[model.alias_of]

@@ -25,7 +25,6 @@ from appliance.wire import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
     Message,
     TokenizeRequest,
     message_text,
@@ -118,8 +117,8 @@ class ScriptedEngine:
 
     async def generate(self, call: Call) -> Generation:
         """Accept a call. Raises ContextLengthExceeded for prompts longer than ``max_context`` words."""
-        if isinstance(call.request, EmbeddingRequest):
-            raise BadRequest(f"model {call.model} makes no embeddings", param="model")
+        if not isinstance(call.request, ChatRequest | CompletionRequest):
+            raise BadRequest(f"model {call.model} answers chats and completes texts, nothing else", param="model")
         words = prompt_words(call.request)
         if words > self.max_context:
             raise ContextLengthExceeded(

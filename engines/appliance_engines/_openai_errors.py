@@ -48,6 +48,8 @@ def refusal(where: str) -> Refusal:
             return _bad_request(error_object(body) or {}, call)
         if status in (401, 403):
             return EngineError(f"the upstream refused our key: check {where}.options.api_key")
+        if status in (404, 405, 501) and call.operation in ("rerank", "score"):
+            return BadRequest(f"model {call.model} ranks no texts; ask one that does", param="model")
         if status in (404, 405):
             return EngineError(f"the upstream has no such model or path: check {where}.options.model and base_url")
         if status == 413:

@@ -27,7 +27,14 @@ __all__ = ["Client", "Timeouts", "Unreachable", "encode_request"]
 
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 """Largest plain answer; embeddings of many long inputs are large."""
-_PATHS = {"chat": "/chat/completions", "completion": "/completions", "embeddings": "/embeddings"}
+_PATHS = {
+    "chat": "/chat/completions",
+    "completion": "/completions",
+    "embeddings": "/embeddings",
+    "rerank": "/rerank",
+    "score": "/score",
+}
+_RANKING = ("rerank", "score")
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -145,6 +152,8 @@ def encode_request(call: Call, model: str, salt: CacheSalt | None = None) -> byt
 
     ``store`` and its metadata stay here: what is kept is kept in our own database, nowhere else.
     """
+    if call.operation in _RANKING:
+        return _encode_json(msgspec.structs.replace(call.request, model=model))
     given = call.request.cache_salt
     changes: dict[str, object] = {"model": model, "cache_salt": salt.of(call.principal, given) if salt else None}
     if call.operation != "embeddings":

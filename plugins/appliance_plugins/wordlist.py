@@ -30,6 +30,8 @@ from appliance.plugin import (
     Message,
     OutputFilter,
     Passage,
+    RerankRequest,
+    ScoreRequest,
     Search,
     Strict,
     hookimpl,
@@ -89,6 +91,12 @@ class Wordlist:
             prompt = await self._prompt(call.request.prompt)
             suffix = await self._optional(call.request.suffix, "suffix")
             return _with(call, prompt=prompt, suffix=suffix)
+        if isinstance(call.request, RerankRequest):
+            documents = await self._texts(call.request.texts, "documents")
+            return _with(call, query=await self._text(call.request.query, "query"), documents=documents)
+        if isinstance(call.request, ScoreRequest):
+            queries = await self._texts(call.request.queries, "text_1")
+            return _with(call, text_1=queries, text_2=await self._texts(call.request.texts, "text_2"))
         if isinstance(call.request, Search):
             queries = [await self._text(query, f"query[{i}]") for i, query in enumerate(call.request.queries)]
             return _with(call, queries=tuple(queries))
@@ -153,6 +161,9 @@ class Wordlist:
                 raise BadRequest("prompts are filtered here, so token ids are not taken; send text", param="prompt")
             texts.append(await self._text(item, f"prompt[{i}]"))
         return texts
+
+    async def _texts(self, texts: Sequence[str], where: str) -> list[str]:
+        return [await self._text(text, f"{where}[{i}]") for i, text in enumerate(texts)]
 
     async def _optional(self, text: str | None, where: str) -> str | None:
         return await self._text(text, where) if text else text

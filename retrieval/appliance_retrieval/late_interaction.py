@@ -70,7 +70,7 @@ class LateInteraction:
             await asyncio.to_thread(thread.shutdown)
 
     async def rerank(self, query: str, passages: Sequence[Passage]) -> Sequence[Passage]:
-        """The passages by the mean of their score so far and MaxSim, from 0 to 1."""
+        """The passages by the mean of their score so far, if a search gave it, and MaxSim; from 0 to 1."""
         model, thread, loop = self._model, self._thread, asyncio.get_running_loop()
         if model is None or thread is None:
             raise RetrievalUnavailable("the reranker is stopped; try again later")
@@ -89,7 +89,9 @@ def token_vectors(model: OnnxModel, text: str) -> NDArray[np.float32]:
 
 
 def _rescored(passage: Passage, likeness: float) -> Passage:
-    return msgspec.structs.replace(passage, score=(passage.score + likeness) / 2)
+    """A passage that no search found has only its text to go by."""
+    searched = passage.matched or passage.similarity is not None
+    return msgspec.structs.replace(passage, score=(passage.score + likeness) / 2 if searched else likeness)
 
 
 def _likeness(model: OnnxModel, query: NDArray[np.float32], text: str) -> float:

@@ -28,6 +28,8 @@ from appliance.plugin import (
     ModelSpec,
     RateLimited,
     RequestError,
+    RerankRequest,
+    ScoreRequest,
     TooLarge,
 )
 from appliance.testing.contracts.engine import EngineContract, collect, generate, text_of
@@ -96,6 +98,33 @@ async def test_what_the_client_wants_kept_is_not_kept_by_the_server_too(
 ) -> None:
     await collect(await engine.generate(chat(store=True, metadata={"a": "b"})))
     assert not {"store", "metadata"} & set(upstream.exchanges[-1].body)
+
+
+async def test_texts_are_ranked_where_the_server_ranks(engine: OpenAIEngine, upstream: UpstreamServer) -> None:
+    request = RerankRequest(model="m", query="q", documents=["a", "b"], top_n=1)
+
+    async def ranks(exchange: Exchange) -> None:
+        await exchange.json(200, {"model": "upstream-model", "results": [{"index": 1, "relevance_score": 0.5}]})
+
+    upstream.script = ranks
+    call = Call(id="call", operation="rerank", model="m", request=request)
+    (answer,) = await collect(await engine.generate(call))
+    assert answer.body["results"] == [{"index": 1, "relevance_score": 0.5}]
+    sent = upstream.exchanges[-1]
+    assert (sent.path, sent.body) == ("/v1/rerank", {**msgspec.to_builtins(request), "model": "upstream-model"})
+
+
+async def test_a_server_that_ranks_nothing_is_the_clients_mistake(
+    engine: OpenAIEngine, upstream: UpstreamServer
+) -> None:
+    async def unknown(exchange: Exchange) -> None:
+        await exchange.json(404, {"detail": "Not Found"})
+
+    upstream.script = unknown
+    request = ScoreRequest(model="m", text_1="a", text_2="b")
+    with pytest.raises(BadRequest, match="ranks no texts") as refused:
+        await engine.generate(Call(id="call", operation="score", model="m", request=request))
+    assert refused.value.param == "model"
 
 
 async def test_fields_that_configuration_passes_on_reach_the_body_but_override_nothing(

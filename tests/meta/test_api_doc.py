@@ -29,6 +29,8 @@ FIELDS = {
     "Chat": wire.ChatRequest,
     "Text completions": wire.CompletionRequest,
     "Embeddings": wire.EmbeddingRequest,
+    "Reranking": wire.RerankRequest,
+    "Scores": wire.ScoreRequest,
     "Tokens": wire.TokenizeRequest,
     "Responses": ResponsesRequest,
     "Anthropic messages": MessagesRequest,

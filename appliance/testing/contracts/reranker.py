@@ -50,6 +50,14 @@ class RerankerContract:
     async def test_the_passage_that_answers_comes_first(self, reranker: Reranker) -> None:
         assert (await reranker.rerank(QUERY, passages(TEXTS)))[0].text == TEXTS[1]
 
+    async def test_texts_that_no_search_found_are_judged_by_what_they_say(self, reranker: Reranker) -> None:
+        given = [
+            msgspec.structs.replace(passage, score=0.0, similarity=None, matched=False) for passage in passages(TEXTS)
+        ]
+        found = await reranker.rerank(QUERY, [*given[1:], given[0]])
+        assert found[0].text == TEXTS[1]
+        assert 0 <= found[-1].score < found[0].score <= 1
+
     async def test_scores_fall_within_zero_and_one(self, reranker: Reranker) -> None:
         scores = [item.score for item in await reranker.rerank(QUERY, passages([*TEXTS, QUERY]))]
         assert scores == sorted(scores, reverse=True)

@@ -13,6 +13,8 @@ from appliance.plugin import (
     CompletionRequest,
     EmbeddingRequest,
     Message,
+    RerankRequest,
+    ScoreRequest,
     Usage,
     choices_of,
 )
@@ -55,6 +57,10 @@ def estimate(call: Call, answer_tokens: int, retrieved_bytes: int) -> Estimate:
         return Estimate(_tokens([request.prompt, request.suffix or ""]), each * choices_of(request), named)
     if isinstance(request, EmbeddingRequest):
         return Estimate(_tokens(request.input), 0, named=True)
+    if isinstance(request, RerankRequest | ScoreRequest):
+        queries = [request.query] if isinstance(request, RerankRequest) else request.queries
+        repeated = len(request.texts) // len(queries)
+        return Estimate(_tokens(queries) * repeated + _tokens(request.texts), 0, named=True)
     return Estimate(0, 0, named=True)
 
 

@@ -116,11 +116,13 @@ async def test_a_search_that_finds_nothing_asks_no_reranker(tmp_path) -> None:
         assert reranker.seen == []
 
 
-async def test_a_reranker_is_no_model_for_clients(tmp_path) -> None:
+async def test_a_reranker_is_a_model_that_only_ranks(tmp_path) -> None:
     async with searched(tmp_path, Shortest()) as search:
-        assert [model.id async for model in search.client.models.list()] == ["words"]
-        with pytest.raises(openai.NotFoundError):
+        assert [model.id async for model in search.client.models.list()] == ["words", "shortest"]
+        with pytest.raises(openai.BadRequestError, match="/v1/rerank"):
             await search.client.embeddings.create(model="shortest", input="x")
+        with pytest.raises(openai.BadRequestError, match="/v1/rerank"):
+            await search.client.chat.completions.create(model="shortest", messages=[{"role": "user", "content": "x"}])
 
 
 class Loses(Shortest):
