@@ -134,14 +134,19 @@ class InvalidCredentials(BadRequest):
 
 
 class Forbidden(RequestError):
-    """403: the caller is known but may not do this. ``scope`` names the scope that would be needed, if one would do."""
+    """403: the caller may not do this. ``scope`` names the scope that would be needed, if one would do.
+
+    With a ``code`` of its own it is nothing that another credential would help against.
+    """
 
     status = 403
     type = "permission_error"
     code = "insufficient_permissions"
 
-    def __init__(self, message: str, *, param: str | None = None, scope: str | None = None) -> None:
-        super().__init__(message, param=param)
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, scope: str | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
         self.scope = scope
 
 

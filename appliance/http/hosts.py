@@ -24,7 +24,8 @@ def check_host(method: str, headers: Mapping[str, str], server: ServerConfig) ->
     if host is not None and not _is_ours(host, server):
         raise Forbidden(
             f"without API keys the host {host[:80]!r} is not served; add it to server.allowed_hosts or create a key "
-            "(appliance keys create)"
+            "(appliance keys create)",
+            code="host_not_allowed",
         )
     origin = headers.get("origin")
     if origin is None or method in _SAFE or origin in server.cors_origins or "*" in server.cors_origins:
@@ -32,7 +33,8 @@ def check_host(method: str, headers: Mapping[str, str], server: ServerConfig) ->
     if not _is_ours(origin.partition("://")[2], server):
         raise Forbidden(
             f"without API keys the page {origin[:80]!r} may not call this server; list it under server.cors_origins or "
-            "create a key (appliance keys create)"
+            "create a key (appliance keys create)",
+            code="origin_not_allowed",
         )
 
 

@@ -50,4 +50,7 @@ class BrowserSessions:
         origin = headers.get("origin")
         own = origin == self._origin if origin is not None else headers.get("sec-fetch-site") == "same-origin"
         if not own:
-            raise Forbidden(f"with a session only pages of {self._origin} may do this; other programs take an API key")
+            raise Forbidden(
+                f"with a session only pages of {self._origin} may do this; other programs take an API key",
+                code="origin_not_allowed",
+            )

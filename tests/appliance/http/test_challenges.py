@@ -25,6 +25,7 @@ PLAIN = AuthConfig()
         (Unauthenticated("bad", challenge="invalid_token"), 'Bearer realm="appliance", error="invalid_token"'),
         (InvalidCredentials("two"), 'Bearer realm="appliance", error="invalid_request"'),
         (Forbidden("no role"), 'Bearer realm="appliance", error="insufficient_scope"'),
+        (Forbidden("no page of ours", code="origin_not_allowed"), None),
         (Forbidden("scope", scope="files"), 'Bearer realm="appliance", error="insufficient_scope", scope="files"'),
         (BadRequest("bad"), None),
         (NotFound("gone"), None),
@@ -32,7 +33,7 @@ PLAIN = AuthConfig()
         (Unavailable("down"), None),
         (RequestError("oops"), None),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_A1_A2_A3_each_error_has_its_challenge_or_none(error, told):
     assert challenge(error, PLAIN) == told

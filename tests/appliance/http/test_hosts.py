@@ -25,7 +25,9 @@ async def test_g7_a_rebound_host_name_is_refused_while_there_is_no_key(tmp_path,
     async with box(tmp_path) as served:
         response = await served.client.request(method, path, headers={"host": host})
     error = assert_openai_error(response, 403)
+    assert error["code"] == "host_not_allowed"
     assert "server.allowed_hosts" in error["message"]
+    assert "www-authenticate" not in response.headers  # no credential would help
 
 
 @pytest.mark.parametrize("host", OURS)
@@ -41,7 +43,8 @@ async def test_localhost_addresses_and_allowed_hosts_are_served(tmp_path, host):
 async def test_g7_a_foreign_page_cannot_change_anything_while_there_is_no_key(tmp_path, method, origin):
     async with box(tmp_path) as served:
         response = await served.client.request(method, "/v1/chat/completions", headers={"origin": origin})
-    assert_openai_error(response, 403)
+    assert assert_openai_error(response, 403)["code"] == "origin_not_allowed"
+    assert "www-authenticate" not in response.headers
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:8000", "https://chat.example.org"])
