@@ -7,8 +7,8 @@ would need a quantum and the cost of a call before it runs; counters take a gues
 
 Two things are ours. A call is charged a guess when it starts, which is corrected while it streams and when it is over,
 so that many long answers cannot start on one low counter; who comes back is lifted to what others were served, not to
-what is guessed of them. And some places are reserved for tenants that have nothing
-running: however long the answers of a flood take, another tenant does not wait for one to end.
+what is guessed of them. And some places are reserved for tenants that have nothing running: however long the answers
+of a flood take, another tenant does not wait for one to end.
 """
 
 from __future__ import annotations
