@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from appliance.config import LimitsConfig
 from appliance.errors import BadRequest
+from appliance.http.constraints import check_constraints
 from appliance.wire import (
     ChatRequest,
     CompletionRequest,
@@ -18,6 +20,7 @@ from appliance.wire import (
     check_depth,
 )
 
+_TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 MAX_STOP = 16
 MAX_PARTS = 2048
 MAX_TOKEN_IDS = 4096
@@ -50,12 +53,14 @@ def cap_tokens(request: ChatRequest | CompletionRequest | EmbeddingRequest, limi
 
 
 def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
-    """Raises BadRequest naming the field."""
+    """Raises BadRequest naming the field. A choice of ``allowed_tools`` becomes the tools that it leaves."""
     _check_messages(request.messages, request.tools, limits)
     if request.top_logprobs is not None and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     _check_sampling(request, limits)
     _check_tokens(request.max_completion_tokens, "max_completion_tokens", limits)
+    if isinstance(request.tool_choice, dict) and request.tool_choice.get("type") == "allowed_tools":
+        _narrow_tools(request, request.tool_choice.get("allowed_tools"))
 
 
 def check_tokenize(request: TokenizeRequest, limits: LimitsConfig) -> None:
@@ -123,6 +128,25 @@ def _check_tool(tool: dict[str, Any], where: str) -> None:
         raise BadRequest(f"{where}.function needs a name", param=f"{where}.function")
 
 
+def _narrow_tools(request: ChatRequest, allowed: Any) -> None:
+    """Engines know tools and modes only."""
+    wanted, mode = (allowed.get("tools"), allowed.get("mode", "auto")) if isinstance(allowed, dict) else (None, None)
+    if not isinstance(wanted, list) or mode not in ("auto", "required"):
+        raise BadRequest(
+            "tool_choice.allowed_tools needs tools and mode auto or required", param="tool_choice.allowed_tools"
+        )
+    names = [_tool_name(tool) for tool in wanted]
+    request.tools = [tool for tool in request.tools or [] if _tool_name(tool) in names]
+    request.tool_choice = mode if request.tools else None
+
+
+def _tool_name(tool: Any) -> tuple[Any, Any]:
+    if not isinstance(tool, dict):
+        return None, None
+    function = tool.get("function")
+    return tool.get("type"), function.get("name") if isinstance(function, dict) else None
+
+
 def check_completion(request: CompletionRequest, limits: LimitsConfig) -> None:
     """Raises BadRequest naming the field."""
     if request.prompt in ("", []):
@@ -175,6 +199,8 @@ def _check_sampling(request: ChatRequest | CompletionRequest, limits: LimitsConf
     for name in ("logit_bias", "stop_token_ids"):
         if len(getattr(request, name) or ()) > MAX_TOKEN_IDS:
             raise BadRequest(f"{name} holds more than {MAX_TOKEN_IDS} token ids", param=name)
+    if not all(_TOKEN_ID.fullmatch(key) for key in request.logit_bias or ()):
+        raise BadRequest("logit_bias: keys must be token ids", param="logit_bias")
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream to be true", param="stream_options")
     _check_tokens(request.max_tokens, "max_tokens", limits)
@@ -182,6 +208,7 @@ def _check_sampling(request: ChatRequest | CompletionRequest, limits: LimitsConf
         value = getattr(request, name, None)
         if value:
             check_depth(value, name)
+    check_constraints(getattr(request, "response_format", None), request.structured_outputs)
 
 
 def _check_tokens(value: int | None, name: str, limits: LimitsConfig) -> None:

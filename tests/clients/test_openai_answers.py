@@ -82,6 +82,22 @@ async def test_a_round_with_a_tool_goes_round(client) -> None:
     assert second.choices[0].message.content == "You said: How warm is 'Ulm'?"
 
 
+async def test_allowed_tools_leave_the_tools_that_they_name(client) -> None:
+    tools = [WEATHER, {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
+    clock = {"type": "function", "function": {"name": "clock"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [clock]}}
+    answer = await got(client.chat.completions.create(model="m", messages=HI, tools=tools, tool_choice=choice))
+    assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["clock"]
+    for wrong in (None, {"mode": "often", "tools": [clock]}, {"mode": "auto", "tools": {}}):
+        choice = {"type": "allowed_tools", "allowed_tools": wrong}
+        with pytest.raises(openai.BadRequestError) as error:
+            await got(client.chat.completions.create(model="m", messages=HI, tools=tools, tool_choice=choice))
+        assert error.value.param == "tool_choice.allowed_tools"
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [None, {}, 1]}}
+    none = await got(client.chat.completions.create(model="m", messages=ASK, tools=tools, tool_choice=choice))
+    assert none.choices[0].message.tool_calls is None
+
+
 async def test_choices_stops_and_limits_are_kept(client) -> None:
     two = valid(await got(client.chat.completions.create(model="m", messages=HI, n=2)))
     assert [(c.index, c.message.content) for c in two.choices] == [(0, "You said: hi"), (1, "You said: hi")]
