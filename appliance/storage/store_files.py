@@ -13,7 +13,7 @@ from appliance.errors import Forbidden, NotFound
 from appliance.storage import files, paging, stores
 from appliance.storage.ids import now_us
 from appliance.storage.tables import File, FileReader, Job, StoreFile
-from appliance.storage.tenancy import TenantSession, shown_to
+from appliance.storage.tenancy import TenantSession, shared_with
 from appliance.types import PUBLIC_ACCESS, Access
 
 
@@ -151,9 +151,12 @@ async def stale(session: AsyncSession) -> Sequence[tuple[str, str]]:
 
 
 async def hidden_chunks(session: TenantSession, store_ids: Collection[str], readers: Collection[str]) -> int:
-    """How many chunks of these stores nobody with these reader terms may see."""
+    """How many chunks of restricted files in these stores nobody with these reader terms may see.
+
+    Costs about a microsecond for each restricted file.
+    """
     query = select(func.coalesce(func.sum(StoreFile.chunks), 0)).where(
-        StoreFile.store_id.in_(store_ids), StoreFile.public.is_(False), ~shown_to(readers)
+        StoreFile.store_id.in_(store_ids), StoreFile.public.is_(False), ~shared_with(readers)
     )
     return int(await session.scalar(query) or 0)
 

@@ -8,10 +8,10 @@ can be kept to some vector stores, and to the documents that somebody may see.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, event, exists, false, or_, select
+from sqlalchemy import ColumnElement, Exists, event, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction, with_loader_criteria
 from sqlalchemy.sql.base import ExecutableOption
@@ -58,49 +58,60 @@ def _narrow(state: ORMExecuteState) -> None:
     state.statement = state.statement.options(*options)
 
 
+# The criteria are functions: each is called for every table that it holds for, also under another name, and what it
+# closes over becomes a bound parameter.
+
+
 def _own(tenant: str) -> ExecutableOption:
-    # A function, since the criterion is made anew for each table; its closure becomes a bound parameter.
-    return with_loader_criteria(Tenanted, lambda table: table.tenant == tenant, include_aliases=True)
+    return _criterion(Tenanted, lambda table: table.tenant == tenant)
 
 
 def _reachable(stores: frozenset[str] | None) -> list[ExecutableOption]:
     """For callers who may reach some vector stores only: those, and what is in them; files also that are in none."""
     if stores is None:
         return []
-    wanted = _named(stores)
-    inside = select(VectorStore.id).where(wanted).scalar_subquery()
-    held = exists().where(_HELD.c.file_id == File.id)
+    names = sorted(stores)
+    inside = select(VectorStore.id).where(or_(VectorStore.id.in_(names), VectorStore.name.in_(names))).scalar_subquery()
     return [
-        with_loader_criteria(File, or_(~held, held.where(_HELD.c.store_id.in_(inside))), include_aliases=True),
-        with_loader_criteria(VectorStore, wanted, include_aliases=True),
-        with_loader_criteria(StoreFile, StoreFile.store_id.in_(inside), include_aliases=True),
-        with_loader_criteria(FileBatch, FileBatch.store_id.in_(inside), include_aliases=True),
+        _criterion(File, lambda table: or_(~_held(table), _held(table).where(_HELD.c.store_id.in_(inside)))),
+        _criterion(VectorStore, lambda table: or_(table.id.in_(names), table.name.in_(names))),
+        _criterion(StoreFile, lambda table: table.store_id.in_(inside)),
+        _criterion(FileBatch, lambda table: table.store_id.in_(inside)),
     ]
+
+
+def _held(table: Any) -> Exists:
+    return exists().where(_HELD.c.file_id == table.id)
 
 
 def _shown(readers: frozenset[str] | None) -> list[ExecutableOption]:
     """For callers who may see some documents only: those that name one of their ``readers``."""
     if readers is None:
         return []
-    shared = exists().where(FileReader.file_id == File.id, FileReader.reader.in_(readers))
-    return [
-        with_loader_criteria(StoreFile, shown_to(readers), include_aliases=True),
-        with_loader_criteria(File, or_(File.restricted.is_(False), shared), include_aliases=True),
-    ]
+    names = sorted(readers)
+    whole = _criterion(StoreFile, lambda table: or_(table.public, _shared(table, names)))
+    named = _criterion(StoreFile, lambda table: _shared(table, names))
+    free = _criterion(File, lambda table: or_(table.restricted.is_(False), _shared_anywhere(table, names)))
+    return [whole if "*" in readers else named, free]
 
 
-def shown_to(readers: Collection[str]) -> ColumnElement[bool]:
-    """Whether a ``StoreFile`` may be seen by somebody with these reader terms."""
-    shared = exists().where(
-        FileReader.store_id == StoreFile.store_id,
-        FileReader.file_id == StoreFile.file_id,
-        FileReader.reader.in_(readers),
+def _shared_anywhere(table: Any, names: Collection[str]) -> Exists:
+    return exists().where(FileReader.file_id == table.id, FileReader.reader.in_(names))
+
+
+def _shared(table: Any, names: Collection[str]) -> Exists:
+    return exists().where(
+        FileReader.store_id == table.store_id, FileReader.file_id == table.file_id, FileReader.reader.in_(names)
     )
-    return or_(StoreFile.public if "*" in readers else false(), shared)
 
 
-def _named(stores: frozenset[str]) -> ColumnElement[bool]:
-    return or_(VectorStore.id.in_(stores), VectorStore.name.in_(stores))
+def shared_with(readers: Collection[str]) -> ColumnElement[bool]:
+    """Whether a ``StoreFile`` names somebody with these reader terms."""
+    return _shared(StoreFile, sorted(readers))
+
+
+def _criterion(entity: type[Any], function: Callable[[Any], Any]) -> ExecutableOption:
+    return with_loader_criteria(entity, function, include_aliases=True)
 
 
 @event.listens_for(_NarrowedSession, "before_flush")

@@ -405,7 +405,9 @@ async def test_the_log_tells_how_many_chunks_were_withheld_and_who_saw_a_documen
     assert (search["user"], search["action"], search["details"]["denied"]) == ("alice", "retrieval", 0)
     assert (content["user"], content["action"]) == ("alice", "stores.content")
     assert any(chunk.startswith(f"{secret}:") for chunk in search["details"]["chunks"])
-    by_bob = (await made.clients["manager"].get("/audit/events?action=retrieval&user=bob")).json()["data"]
+    by_bob = (await made.clients["manager"].get(f"/audit/events?action=retrieval&user=bob&object={store}")).json()[
+        "data"
+    ]
     assert [entry["details"]["denied"] for entry in by_bob] == [1]
 
 

@@ -7,7 +7,7 @@ from knowledge_kit import stack
 
 from appliance.knowledge.filters import Comparison
 from appliance.testing.scripted_embedder import ScriptedEmbedder
-from appliance.types import Scope
+from appliance.types import Access, Scope, Search
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +56,27 @@ async def test_o23_equal_texts_keep_their_own_attributes_and_an_update_moves_onl
         assert await made.search(store, "port", where=Comparison("dir", "eq", "a")) == []
         (chunk,) = await made.knowledge.content(store, a, Scope())
         assert chunk.attributes == {"dir": "c"}
+
+
+async def test_b16_access_is_in_the_chunks_and_changes_without_embedding(tmp_path) -> None:
+    async with stack(tmp_path, store="milvus") as made:
+        store = await made.make_store()
+        file, other = await made.add(store, "zebrafinch one"), await made.add(store, "zebrafinch two")
+        embedded = len(made.embedder.calls)
+        await made.knowledge.set_access(store, file, Access(users=("alice",), groups=("hr",)))
+        assert len(made.embedder.calls) == embedded
+        search = Search(store_ids=(store,), queries=("zebrafinch",))
+        for readers, expected, denied in (
+            (("*", "user:bob"), {other}, 1),
+            (("*", "user:Alice", "group:h%"), {other}, 1),
+            (("*", "user:alice"), {file, other}, 0),
+            (("group:hr",), {file}, 0),
+        ):
+            found = await made.knowledge.search(search, Scope(readers=readers))
+            assert ({hit.file_id for hit in found.passages}, found.denied) == (expected, denied)
+        await made.knowledge.set_access(store, file, Access(public=True))
+        assert {hit.file_id for hit in await made.search(store, "zebrafinch")} == {file, other}
+        assert (await made.knowledge.reconcile(repair=False)).orphans == 0
 
 
 async def test_a_file_of_thousands_of_chunks_reads_back_whole_and_in_order(tmp_path) -> None:

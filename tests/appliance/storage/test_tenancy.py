@@ -7,10 +7,12 @@ from sqlalchemy import delete, exists, func, insert, select, text, update
 from sqlalchemy.orm import aliased
 
 from appliance.errors import Forbidden, NotFound
+from appliance.http.requests import Page
 from appliance.storage import batches, files, jobs, store_files, stores
 from appliance.storage.database import Database
 from appliance.storage.ids import now_us
 from appliance.storage.tables import Base, File, FileBatch, Job, StoreFile, Tenanted, VectorStore
+from appliance.types import Access
 
 MODELS = [mapper.class_ for mapper in Base.registry.mappers]
 TENANTED = [model for model in MODELS if issubclass(model, Tenanted)]
@@ -151,6 +153,10 @@ async def test_a_caller_kept_to_some_stores_reaches_no_other_of_the_tenant(datab
         joined = select(File.id).join(StoreFile, StoreFile.file_id == File.id).join(VectorStore)
         assert (await session.scalars(joined)).all() == [file]
         assert await session.scalar(select(func.count()).select_from(aliased(File))) == 2
+        other_name = aliased(StoreFile)
+        held = select(other_name.store_id).join(File, File.id == other_name.file_id)
+        assert (await session.scalars(held)).all() == [row.id]
+        assert (await session.scalars(select(File.id).join(other_name, other_name.file_id == File.id))).all() == [file]
         for reached in (
             files.get(session, "file-in-other"),
             stores.get(session, other),
@@ -162,6 +168,104 @@ async def test_a_caller_kept_to_some_stores_reaches_no_other_of_the_tenant(datab
     with pytest.raises(Forbidden, match="certain vector stores"):
         async with database.tenant("a", stores=allowed) as session:
             session.add(stores.new("another", "words"))
+
+
+async def share(database: Database) -> str:
+    """A store with a file for everybody and one each for a user, a group and nobody; its id."""
+    access = {
+        "file-all": Access(public=True),
+        "file-alice": Access(users=("alice",)),
+        "file-hr": Access(users=("bob",), groups=("hr",)),
+        "file-none": Access(),
+    }
+    async with database.tenant("a") as session:
+        row = stores.new("shared", "words")
+        session.add_all([row, *(a_file(file) for file in [*access, "file-loose"])])
+        await session.flush()
+        for file, given in access.items():
+            await store_files.attach(
+                session, row.id, file, attributes={}, chunk_size=100, chunk_overlap=0, access=given
+            )
+        await session.execute(update(StoreFile).values(chunks=1, status="completed"))
+        batches.add(session, row.id, list(access))
+    return row.id
+
+
+@pytest.mark.parametrize(
+    ("readers", "expected"),
+    [
+        (("*", "user:alice"), {"file-all", "file-alice"}),
+        (("*", "group:hr", "group:x"), {"file-all", "file-hr"}),
+        (("user:alice", "user:bob", "group:alice"), {"file-alice", "file-hr"}),
+        (("*", "user:ALICE", "user:alic_", "user:%", "group:alice"), {"file-all"}),
+        ((), set()),
+        (None, {"file-all", "file-alice", "file-hr", "file-none"}),
+    ],
+)
+async def test_b16_no_form_of_query_shows_a_document_to_others_than_its_readers(database, readers, expected) -> None:
+    store = await share(database)
+    loose = {"file-loose"}
+    other = aliased(StoreFile)
+    async with database.tenant("a", readers=readers, write=False) as session:
+        assert session.sees_all == (readers is None)
+        assert set(await session.scalars(select(StoreFile.file_id))) == expected
+        assert {row.file_id for row in await session.scalars(select(other))} == expected
+        shown = set(await session.scalars(select(File.id)))
+        assert shown - {"file-all"} == (expected | loose) - {"file-all"}  # what everybody sees is a file of everybody
+        assert set(await session.scalars(select(File.id).join(other, other.file_id == File.id))) == expected
+        counts = (await stores.counts(session, [store]))[store]
+        assert counts.total == len(expected)
+        rows, _ = await store_files.page(session, store, Page(limit=100))
+        assert {row.file_id for row in rows} == expected
+        assert set(
+            await store_files.filenames(session, [store], ["file-all", "file-alice", "file-hr", "file-none"])
+        ) == {(store, file) for file in expected}
+        for file in ("file-alice", "file-hr", "file-none"):
+            assert (await store_files.find(session, store, file) is None) == (file not in expected)
+            assert (await session.get(File, file) is None) == (file not in expected)
+    async with database.tenant("a", write=False) as session:
+        hidden = await store_files.hidden_chunks(session, [store], readers or ())
+        assert hidden == (3 if readers is None else 4 - len(expected) - ("*" not in readers))
+
+
+async def test_b16_what_one_may_not_see_is_neither_changed_nor_deleted(database) -> None:
+    store = await share(database)
+    async with database.tenant("a", readers=("*", "user:alice")) as session:
+        await session.execute(update(StoreFile).values(attributes={"touched": True}))
+        await session.execute(delete(StoreFile).where(StoreFile.file_id != "file-all"))
+    async with database.session(write=False) as session:
+        rows = {row.file_id: row for row in await session.scalars(select(StoreFile))}
+    assert rows.keys() == {"file-all", "file-hr", "file-none"}
+    assert [file for file, row in rows.items() if row.attributes] == ["file-all"]
+    assert rows["file-hr"].readers == ("group:hr", "user:bob")
+    assert store == rows["file-hr"].store_id
+
+
+async def test_a_file_is_everybodys_again_once_no_store_restricts_it(database) -> None:
+    store = await share(database)
+    async with database.tenant("a") as session:
+        await store_files.attach(
+            session, (await _second(session)).id, "file-hr", attributes={}, chunk_size=100, chunk_overlap=0,
+            access=Access(users=("eve",)),
+        )  # fmt: skip
+    for access, shown in ((Access(public=True), False), (Access(), False)):
+        async with database.session() as session:
+            await store_files.set_access(session, store, "file-hr", access)
+        async with database.tenant("a", readers=("*", "user:zoe"), write=False) as session:
+            assert (await session.get(File, "file-hr") is not None) == shown
+    async with database.session() as session:
+        for store_id in (await session.scalars(select(StoreFile.store_id).where(StoreFile.file_id == "file-hr"))).all():
+            await store_files.set_access(session, store_id, "file-hr", Access(users=("zoe", "bob"), public=True))
+    async with database.tenant("a", readers=("*",), write=False) as session:
+        assert await session.get(File, "file-hr") is not None
+        assert (await store_files.get(session, store, "file-hr")).readers == ("*", "user:bob", "user:zoe")
+
+
+async def _second(session) -> VectorStore:
+    row = stores.new("second", "words")
+    session.add(row)
+    await session.flush()
+    return row
 
 
 async def test_the_same_place_in_two_tenants_is_counted_apart(database) -> None:
