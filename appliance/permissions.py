@@ -33,11 +33,9 @@ PERMISSIONS: Mapping[str, str] = {
     "usage.read": "see one's own usage",
     "usage.read_all": "see everybody's usage in the tenant",
     "audit.read": "read the audit log",
-    "keys.read": "list API keys",
-    "keys.write": "make, rotate and revoke API keys",
     "metrics.read": "read /metrics",
     "docs.read": "read the OpenAPI document",
-    "admin": "everything else: routes of plugins, life cycle of models",
+    "admin": "everything else, as routes of plugins",
 }
 
 _USE = (
@@ -54,7 +52,7 @@ _ANSWERS = ("responses.*", "batches.*", "docs.read")
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "admin": ("*",),
-    "operator": ("self.read", "models.*", "metrics.read", "docs.read", "usage.*", "keys.*", "admin"),
+    "operator": ("self.read", "models.*", "metrics.read", "docs.read", "usage.*", "admin"),
     "knowledge-manager": (*_USE, *_ANSWERS, "files.*", "stores.*", "access.manage"),
     "user": (*_USE, *_ANSWERS, "files.read"),
     "auditor": ("self.read", "audit.read", "usage.*", "models.read", "docs.read"),
@@ -65,7 +63,7 @@ SCOPES: Mapping[str, tuple[str, ...]] = {
     "inference": (*_USE, *_ANSWERS),
     "files": ("self.read", "files.*", "stores.*", "access.manage", "scores.read", "models.read", "docs.read"),
     "metrics": ("self.read", "metrics.read", "docs.read"),
-    "admin": ("self.read", "admin", "keys.*", "audit.read", "usage.*", "models.read", "docs.read"),
+    "admin": ("self.read", "admin", "audit.read", "usage.*", "models.read", "docs.read"),
     "*": ("*",),
 }
 """What a credential can be given for; OAuth scopes of these names mean the same."""

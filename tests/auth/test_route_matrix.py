@@ -19,6 +19,7 @@ from loopback import served_in_thread
 from appliance.permissions import PERMISSIONS, ROLES, SCOPES, expand
 
 GOLDEN = Path(__file__).parent / "golden" / "routes.json"
+CORE = list((Path(__file__).resolve().parents[2] / "appliance").rglob("*.py"))
 HEADERS = ("authorization", "api-key", "x-api-key")
 
 
@@ -89,6 +90,14 @@ def test_B1_every_operation_of_the_router_is_in_the_matrix_with_a_known_permissi
     assert len(golden()) > 50
     assert any(row["permission"] == "metrics.read" for row in golden().values())  # a plugin's route
     assert {row["permission"] for row in golden().values()} <= {*PERMISSIONS, "public"}
+
+
+def test_B1_every_permission_is_asked_for_by_a_route_or_on_its_way():
+    on_the_way = {"logprobs.read", "scores.read", "access.manage", "stores.search"}
+    asked = {row["permission"] for row in golden().values()} | on_the_way
+    assert PERMISSIONS.keys() - asked == {"admin"}  # for routes of plugins
+    for permission in on_the_way:
+        assert any(f'"{permission}"' in path.read_text() for path in CORE if path.name != "permissions.py"), permission
 
 
 def test_O15_nothing_is_public_but_the_probes_and_what_leads_to_a_sign_in():
