@@ -91,6 +91,8 @@ class ModelConfig(Strict, frozen=True):
     """Unknown request fields that go to the engine instead of being ignored."""
     inputs: tuple[Literal["image", "audio", "video", "file"], ...] | None = None
     """Kinds of message parts that the model reads beside text; ``None`` leaves that to the engine."""
+    dimensions: tuple[Count, ...] = ()
+    """Lengths to which clients may have an embedder's vectors cut, as a Matryoshka model allows."""
     price: PriceConfig | None = None
     """For usage and spend limits; an alias without one costs what its target does."""
     options: dict[str, Any] = {}
@@ -415,6 +417,8 @@ def _check_models(config: Config) -> None:
         names.add(model.name)
         if sum(kind is not None for kind in (model.engine, model.embedder, model.reranker, model.alias_of)) != 1:
             raise ConfigError(f"{where}: give exactly one of engine, embedder, reranker and alias_of")
+        if model.dimensions and model.embedder is None:
+            raise ConfigError(f"{where}.dimensions: only an embedder's vectors can be cut; remove it")
     for i, model in enumerate(config.models):
         target = config.model(model.alias_of) if model.alias_of else None
         if model.alias_of and (target is None or target.engine is None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -35,9 +36,11 @@ class Answered:
 class EmbeddingEngine:
     """Answers embedding calls from the worker's embedders."""
 
-    def __init__(self, name: str, knowledge: Knowledge) -> None:
+    def __init__(self, name: str, knowledge: Knowledge, lengths: Sequence[int] = ()) -> None:
+        """``lengths``: to how many dimensions vectors may be cut."""
         self._name = name
         self._knowledge = knowledge
+        self._lengths = lengths
 
     @property
     def ready(self) -> bool:
@@ -57,7 +60,7 @@ class EmbeddingEngine:
             raise BadRequest(f"model {call.model} makes embeddings; use it with /v1/embeddings", param="model")
         inputs = embedding_inputs(request.input)
         embeddings = await self._knowledge.embed(self._name, inputs)
-        return Answered(_answer(call, request, embeddings))
+        return Answered(_answer(call, request, embeddings, self._lengths))
 
 
 def embedding_inputs(raw: Any) -> list[str | Sequence[int]]:
@@ -69,14 +72,19 @@ def embedding_inputs(raw: Any) -> list[str | Sequence[int]]:
     return list(raw)
 
 
-def _answer(call: Call, request: EmbeddingRequest, embeddings: Embeddings) -> dict[str, Any]:
-    if request.dimensions not in (None, embeddings.dimensions):
+def _answer(call: Call, request: EmbeddingRequest, embeddings: Embeddings, lengths: Sequence[int]) -> dict[str, Any]:
+    own = embeddings.dimensions
+    possible = [own, *(length for length in lengths if length < own)]
+    if request.dimensions not in (None, *possible):
         raise BadRequest(
-            f"model {call.model} makes vectors of {embeddings.dimensions} dimensions only; leave dimensions out",
+            f"model {call.model} makes vectors of {' or '.join(map(str, possible))} dimensions only; "
+            "ask for one of these or leave dimensions out",
             param="dimensions",
         )
-    width = embeddings.dimensions * 4
+    width = own * 4
     rows = [embeddings.vectors[start : start + width] for start in range(0, len(embeddings.vectors), width)]
+    if request.dimensions not in (None, own):
+        rows = [_cut(row, request.dimensions) for row in rows]
     encode = _base64 if request.encoding_format == "base64" else _floats
     total = sum(embeddings.tokens)
     return {
@@ -85,6 +93,13 @@ def _answer(call: Call, request: EmbeddingRequest, embeddings: Embeddings) -> di
         "model": call.model,
         "usage": {"prompt_tokens": total, "total_tokens": total},
     }
+
+
+def _cut(row: bytes, length: int) -> bytes:
+    """The beginning of a vector, at length 1 again (Kusupati et al., 2022: Matryoshka representation learning)."""
+    kept = _floats(row[: length * 4])
+    norm = math.hypot(*kept) or 1.0
+    return struct.pack(f"<{length}f", *(value / norm for value in kept))
 
 
 def _base64(row: bytes) -> str:

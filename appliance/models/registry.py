@@ -102,7 +102,8 @@ def build_models(
             engine = _engine(model, f"models[{i}]", factories, context, store)
             built[model.name] = _entry(model, model.name, engine)
         elif model.embedder is not None and knowledge is not None:
-            built[model.name] = Model(model.name, model.name, EmbeddingEngine(model.name, knowledge), embeds=True)
+            engine = EmbeddingEngine(model.name, knowledge, model.dimensions)
+            built[model.name] = Model(model.name, model.name, engine, embeds=True)
         elif model.reranker is not None and knowledge is not None:
             built[model.name] = Model(model.name, model.name, RankingEngine(model.name, knowledge), ranks=True)
     for model in config.models:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 
 import httpx
@@ -14,8 +15,12 @@ from appliance.testing.scripted_embedder import ScriptedEmbedder
 PATH = "/v1/embeddings"
 CONFIG = {
     "plugins": ["memory", "tokens"],
-    "models": [{"name": "m", "engine": "scripted"}, {"name": "words", "embedder": "scripted_embedder"}],
-    "retrieval": {"vector_store": "memory"},
+    "models": [
+        {"name": "m", "engine": "scripted"},
+        {"name": "words", "embedder": "scripted_embedder"},
+        {"name": "nested", "embedder": "scripted_embedder", "dimensions": [16, 128]},
+    ],
+    "retrieval": {"vector_store": "memory", "embedder": "words"},
 }
 
 
@@ -44,6 +49,25 @@ def test_o28_base64_is_the_same_vector_as_float(client):
     assert list(struct.unpack("<64f", base64.b64decode(encoded))) == pytest.approx(floats)
     assert embed(client, encoding_format="float")["data"][0]["embedding"] == floats
     assert embed(client, encoding_format=None)["data"][0]["embedding"] == floats
+
+
+def test_o28_vectors_are_cut_to_a_length_that_the_model_allows(client):
+    text = " ".join(f"word{i}" for i in range(200))
+    whole = embed(client, input=text)["data"][0]["embedding"]
+    norm = math.hypot(*whole[:16])
+    cut = [value / norm for value in whole[:16]]
+    assert embed(client, model="nested", input=text, dimensions=16)["data"][0]["embedding"] == pytest.approx(cut)
+    encoded = embed(client, model="nested", input=[text, "b"], dimensions=16, encoding_format="base64")["data"]
+    assert list(struct.unpack("<16f", base64.b64decode(encoded[0]["embedding"]))) == pytest.approx(cut)
+    assert embed(client, model="nested", input=text)["data"][0]["embedding"] == pytest.approx(whole)
+    assert embed(client, model="nested", input=text, dimensions=64)["data"][0]["embedding"] == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("dimensions", [15, 32, 128])
+def test_o28_a_length_that_the_model_does_not_allow_is_400_naming_those_it_does(client, dimensions):
+    answer = client.post(PATH, json={"model": "nested", "input": "abc", "dimensions": dimensions})
+    assert_openai_error(answer, 400, "dimensions")
+    assert "64 or 16 dimensions" in answer.json()["error"]["message"]
 
 
 def test_o28_another_format_is_400(client):
