@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from litestar import Response
 
-from appliance.errors import BadRequest
+from appliance.errors import BadRequest, NotFound
 from appliance.http.files import check_purpose, kept_seconds
 from appliance.http.objects import CompleteUpload, CreateUpload, part_object, upload_object
 from appliance.http.requests import HttpRequest, answer, principal, read_json, runtime, tenant_session
@@ -71,6 +71,15 @@ async def add_part(request: HttpRequest) -> Response[bytes]:
 async def complete_upload(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/uploads/{upload_id}/complete``; completing it again changes nothing."""
     body = await read_json(request, _decode_complete)
+    try:
+        return await _complete(request, body)
+    except (NotFound, FileNotFoundError):
+        if (await _row(request)).status == "pending":
+            raise
+    return await _complete(request, body)  # somebody else ended it meanwhile, and the parts are gone
+
+
+async def _complete(request: HttpRequest, body: CompleteUpload) -> Response[bytes]:
     row = await _row(request)
     if row.status == "completed":
         return answer(upload_object(row, await _file(request, row)))

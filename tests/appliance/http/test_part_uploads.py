@@ -18,6 +18,7 @@ from openai.types import Upload
 from openai.types.uploads import UploadPart
 from sqlalchemy import select, update
 
+from appliance.http import part_uploads
 from appliance.http.part_uploads import MAX_PART_BYTES
 from appliance.plugin import Principal
 from appliance.storage.ids import now
@@ -159,6 +160,30 @@ async def test_a_completed_upload_cannot_be_cancelled(box) -> None:
         await complete(b, upload, [await part(b, upload, b"abcdefghi")])
         with pytest.raises(openai.ConflictError):
             await b.openai.uploads.cancel(upload.id)
+
+
+@pytest.mark.parametrize("ended_by", ["complete", "cancel"])
+async def test_R14_an_upload_that_somebody_else_ends_while_it_is_put_together_says_what_became_of_it(
+    box, monkeypatch, ended_by
+) -> None:
+    async with box() as b:
+        upload = await begin(b)
+        ids = [await part(b, upload, b"abcdefghi")]
+        join = part_uploads._join
+
+        async def late(*arguments) -> None:
+            monkeypatch.setattr(part_uploads, "_join", join)
+            other = await b.client.post(f"/v1/uploads/{upload.id}/{ended_by}", json={"part_ids": ids})
+            assert other.status_code == 200
+            await join(*arguments)
+
+        monkeypatch.setattr(part_uploads, "_join", late)
+        answer = await complete(b, upload, ids)
+        if ended_by == "cancel":
+            assert (answer.status_code, blobs(b)) == (409, [])
+        else:
+            assert answer.status_code == 200
+            assert blobs(b) == [answer.json()["file"]["id"]]
 
 
 async def test_parts_are_bounded_one_by_one_and_together(box) -> None:
