@@ -29,6 +29,8 @@ Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""Whether the model has it is the engine's to say."""
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 MAX_METADATA = 16
 """Keys of an object's metadata."""
@@ -129,14 +131,14 @@ class _Sampling(_Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Annotated[float, msgspec.Meta(ge=-100, le=100)]] | None = None
     user: str | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     structured_outputs: dict[str, Any] | None = None
     cache_salt: CacheSalt | None = None
     """Parts the client's prefix cache further; engines never get it as it is."""
@@ -188,6 +190,13 @@ class EmbeddingRequest(_Wire):
     dimensions: Count | None = None
     user: str | None = None
     cache_salt: CacheSalt | None = None
+
+
+class ModerationRequest(_Wire):
+    """``POST /v1/moderations``: texts, or parts of one message. The configuration says which model judges."""
+
+    input: str | list[str | ContentPart]
+    model: str | None = None
 
 
 class RankedDocument(_Wire):
@@ -251,7 +260,7 @@ class DetokenizeRequest(_Wire, omit_defaults=False):
     """``POST /detokenize``."""
 
     model: str
-    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+    tokens: list[TokenId]
 
 
 def decoder(type_: type[_T]) -> Callable[[bytes], _T]:

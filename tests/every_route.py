@@ -26,6 +26,13 @@ CONFIG = {
     "retrieval": {"vector_store": "memory"},
 }
 HELLO = [{"role": "user", "content": "hi"}]
+GENERATING: Mapping[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "m", "messages": HELLO},
+    "/v1/completions": {"model": "m", "prompt": "hi"},
+    "/v1/responses": {"model": "m", "input": "hi"},
+    "/v1/messages": {"model": "m", "max_tokens": 5, "messages": HELLO},
+}
+"""Good bodies for the routes whose answers can be streamed."""
 
 
 def template(entry: Entry) -> str:
@@ -104,16 +111,13 @@ def model_for(path: str) -> str:
 
 
 _BODIES: Mapping[str, Any] = {
-    "/v1/chat/completions": lambda known: {"model": "m", "messages": HELLO},
+    **{path: lambda known, body=body: body for path, body in GENERATING.items()},
     "/v1/chat/completions/{completion_id}": lambda known: {"metadata": {}},
-    "/v1/completions": lambda known: {"model": "m", "prompt": "hi"},
     "/v1/embeddings": lambda known: {"model": "words", "input": "hi"},
-    "/v1/responses": lambda known: {"model": "m", "input": "hi"},
     "/v1/responses/input_tokens": lambda known: {"model": "m", "input": "hi"},
     "/v1/conversations": lambda known: {},
     "/v1/conversations/{conversation_id}": lambda known: {},
     "/v1/conversations/{conversation_id}/items": lambda known: {"items": HELLO},
-    "/v1/messages": lambda known: {"model": "m", "max_tokens": 5, "messages": HELLO},
     "/v1/messages/count_tokens": lambda known: {"model": "m", "messages": HELLO},
     "/v1/rerank": lambda known: {"model": "words", "query": "hi", "documents": ["a", "b"]},
     "/v2/rerank": lambda known: {"model": "words", "query": "hi", "documents": ["a", "b"]},

@@ -105,12 +105,13 @@ def _check_message(message: Message, where: str) -> None:
         if len(message.content) > MAX_PARTS:
             raise BadRequest(f"{where}.content holds more than {MAX_PARTS} parts; join them", param=f"{where}.content")
         for i, part in enumerate(message.content):
-            _check_part(part, f"{where}.content[{i}]")
+            check_part(part, f"{where}.content[{i}]")
 
 
-def _check_part(part: ContentPart, where: str) -> None:
-    if part.type not in PARTS:
-        raise BadRequest(f"{where}.type must be one of {', '.join(PARTS)}", param=f"{where}.type")
+def check_part(part: ContentPart, where: str, types: Sequence[str] = PARTS) -> None:
+    """Raises BadRequest for a part of none of these types, or one without the field of its type."""
+    if part.type not in types:
+        raise BadRequest(f"{where}.type must be one of {', '.join(types)}", param=f"{where}.type")
     if getattr(part, part.type) is None:
         raise BadRequest(
             f"{where}.{part.type} is required", param=f"{where}.{part.type}", code="missing_required_parameter"

@@ -329,11 +329,11 @@ FREE_FORM = [
     (CHAT, b'"response_format":{"x":%s}'),
     (CHAT, b'"functions":[{"x":%s}]'),
     (CHAT, b'"function_call":{"x":%s}'),
-    (CHAT, b'"structured_outputs":{"x":%s}'),
+    (CHAT, b'"structured_outputs":{"json":%s}'),
     (CHAT, b'"audio":{"x":%s}'),
     (CHAT, b'"prediction":{"x":%s}'),
     (CHAT, b'"messages":[{"role":"user","content":[{"type":"input_audio","input_audio":{"x":%s}}]}]'),
-    (COMPLETIONS, b'"structured_outputs":{"x":%s}'),
+    (COMPLETIONS, b'"structured_outputs":{"json":%s}'),
     (EMBEDDINGS, b'"input":%s'),
 ]
 UNKNOWN = [(path, b'"no_such_field":%s') for path in GOOD]

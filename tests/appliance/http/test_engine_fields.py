@@ -1,0 +1,128 @@
+"""What clients may not say to an engine, on every route that asks one, and how streams tell that an engine died."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from every_route import GENERATING, label
+from loopback import assert_openai_error, raw_answer, request_bytes, sse_events
+
+from appliance.http.routes import TABLE
+from appliance.testing import Emit, Fail
+
+ENGINE_FIELDS = {
+    "chat_template": "{{ 7 * 7 }}", "chat_template_kwargs": {"enable_thinking": True}, "prompt_embeds": "AAAA",
+    "add_generation_prompt": False, "continue_final_message": True, "documents": [{"text": "a"}],
+    "mm_processor_kwargs": {"a": 1}, "allowed_token_ids": [10**9], "bad_words": ["a"],
+    "logits_processors": ["os.system"],
+    "guided_json": {}, "guided_regex": "(a+)+b", "guided_grammar": "root ::= x", "guided_decoding_backend": "outlines",
+    "kv_transfer_params": {"remote_host": "10.0.0.7"}, "vllm_xargs": {"a": 1}, "priority": -5, "request_id": "mine",
+    "truncate_prompt_tokens": 1, "prompt_logprobs": 5, "skip_special_tokens": False, "return_token_ids": True,
+    "add_special_tokens": True, "data_parallel_rank": 0, "lora_request": {"path": "/etc"}, "use_beam_search": True,
+}  # fmt: skip
+"""Of vLLM and its kin; each is a door to memory, files, templates or other people's requests."""
+PARTS = ("prompt_embeds", "image_embeds", "audio_embeds", "tensor", "image_pil")
+STREAMING = [entry for entry in TABLE if "text/event-stream" in entry.media]
+CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+
+
+def test_every_route_that_streams_has_a_request_here():
+    assert {entry.path for entry in STREAMING} == set(GENERATING)
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_C6_C9_engine_fields_of_a_client_never_reach_the_engine(box, path):
+    async with box() as b:
+        for name, value in ENGINE_FIELDS.items():
+            seen = len(b.engine.diaries)
+            reply = await b.client.post(path, json=GENERATING[path] | {name: value})
+            assert reply.status_code in (200, 400), (name, reply.text)
+            sent = msgspec.json.encode([diary.call.request for diary in b.engine.diaries[seen:]])
+            assert f'"{name}"'.encode() not in sent, name
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_C9_tensors_as_parts_of_a_message_are_400_on_every_chat_route(box, part):
+    content = [{"type": part, part: {"data": "AAAA"}, "prompt_embeds": "AAAA"}]
+    async with box() as b:
+        for path in CHATS:
+            turn = [{"role": "user", "content": content}]
+            given = {"input": turn} if path.endswith("responses") else {"messages": turn}
+            reply = await b.client.post(path, json=GENERATING[path] | given)
+            assert reply.status_code == 400, (path, reply.text)
+        assert not b.engine.diaries
+
+
+LARGE = {
+    "json": {"enum": ["x" * 1000] * 300},
+    "regex": "a" * 5000,
+    "grammar": "root ::= x\n" * 30_000,
+    "choice": ["x" * 1000] * 300,
+    "whitespace_pattern": " ?" * 3000,
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("kind", LARGE)
+async def test_C7_constraints_that_would_take_long_to_compile_are_400(box, path, kind):
+    async with box() as b:
+        reply = await b.client.post(path, json=GENERATING[path] | {"structured_outputs": {kind: LARGE[kind]}})
+        assert_openai_error(reply, 400, "structured_outputs")
+        assert not b.engine.diaries
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("name", ["_backend", "backend", "_backend_was_auto", "x" * 1000])
+async def test_C7_a_client_never_chooses_what_compiles_its_grammar(box, path, name):
+    async with box() as b:
+        body = {"structured_outputs": {"regex": "a", name: "outlines"}}
+        reply = await b.client.post(path, json=GENERATING[path] | body)
+        error = assert_openai_error(reply, 400)
+        assert error["param"].startswith("structured_outputs.")
+        assert len(error["message"]) < 300
+        assert not b.engine.diaries
+
+
+@pytest.mark.parametrize("schema", [{"pattern": "(a+)+b" * 1000}, {"enum": ["x" * 1000] * 300}])
+async def test_C7_schemas_have_bounds_on_every_chat_route(box, schema):
+    schema = {"type": "object", "properties": {"a": {"type": "string", **schema}}}
+    named = {"name": "a", "schema": schema}
+    forms = {
+        "/v1/chat/completions": {"response_format": {"type": "json_schema", "json_schema": named}},
+        "/v1/responses": {"text": {"format": {"type": "json_schema", **named}}},
+        "/v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+    }
+    async with box() as b:
+        for path, given in forms.items():
+            reply = await b.client.post(path, json=GENERATING[path] | given)
+            assert reply.status_code == 400, (path, reply.text)
+        assert not b.engine.diaries
+
+
+@pytest.mark.parametrize("value", [{"x": 1}, {"-1": 1}, {"1.5": 1}, {"9" * 50: 1}, {"5": 101}, {"5": -101}, {"": 1}])
+async def test_B11_what_is_no_token_id_or_no_bias_is_400(box, value):
+    async with box() as b:
+        assert_openai_error(await b.chat(logit_bias=value), 400)
+        assert_openai_error(await b.chat(stop_token_ids=[-1]), 400)
+        assert_openai_error(await b.chat(stop_token_ids=[2**31]), 400)
+        assert (await b.chat(logit_bias={"5": 100, "6": -100}, stop_token_ids=[0])).status_code == 200
+
+
+@pytest.mark.parametrize("entry", STREAMING, ids=label)
+@pytest.mark.parametrize("said", [0, 1, 5])
+async def test_R5_an_engine_that_dies_in_a_stream_ends_it_with_an_error_of_the_routes_own_form(box, entry, said):
+    script = [*[Emit("word ") for _ in range(said)], Fail("CUDA error at 0x7f00 in /usr/lib/engine.so")]
+    body = GENERATING[entry.path] | {"stream": True}
+    async with box(script) as b:
+        status, _, raw = await raw_answer(b.url, request_bytes(entry.path, body))
+        b.engine.script = [Emit("next")]
+        assert (await b.client.post(entry.path, json=GENERATING[entry.path])).status_code == 200
+    if status != 200:
+        assert (status >= 500, said) == (True, 0)
+        return
+    *_, last = [json.loads(event) for event in sse_events(raw)]
+    assert "error" in last or last["type"] == "response.failed"
+    for word in (b"[DONE]", b'"stop"', b"message_stop", b"response.completed", b"0x7f", b"/usr/lib", b"end_turn"):
+        assert word not in raw
