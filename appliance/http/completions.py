@@ -64,7 +64,7 @@ async def update_completion(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/chat/completions/{completion_id}``: other metadata."""
     body = await read_json(request, _decode_update)
     async with runtime(request).database.tenant(principal(request).tenant) as session:
-        row = await _row(session, request)
+        row = await _row(session, request, lock=True)
         await completions.relabel(session, row, body.metadata or {})
         return answer(_object(row))
 
@@ -72,7 +72,7 @@ async def update_completion(request: HttpRequest) -> Response[bytes]:
 async def delete_completion(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/chat/completions/{completion_id}``."""
     async with runtime(request).database.tenant(principal(request).tenant) as session:
-        row = await _row(session, request)
+        row = await _row(session, request, lock=True)
         await session.delete(row)
     return answer(Deleted(id=row.id, object="chat.completion.deleted"))
 
@@ -85,8 +85,8 @@ async def list_messages(request: HttpRequest) -> Response[bytes]:
     return answer(item_page([_message(row.id, i, message) for i, message in enumerate(row.messages)], wanted))
 
 
-async def _row(session: TenantSession, request: HttpRequest) -> StoredCompletion:
-    return await completions.get(session, request.path_params["completion_id"], principal(request).user)
+async def _row(session: TenantSession, request: HttpRequest, *, lock: bool = False) -> StoredCompletion:
+    return await completions.get(session, request.path_params["completion_id"], principal(request).user, lock=lock)
 
 
 def _labels(request: HttpRequest) -> dict[str, str]:

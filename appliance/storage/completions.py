@@ -14,10 +14,10 @@ from appliance.storage.tables.completions import CompletionLabel, StoredCompleti
 from appliance.storage.tenancy import TenantSession
 
 
-async def get(session: TenantSession, completion_id: str, user: str | None) -> StoredCompletion:
-    """One completion that this user may see. Raises NotFound."""
+async def get(session: TenantSession, completion_id: str, user: str | None, *, lock: bool = False) -> StoredCompletion:
+    """One completion that this user may see; ``lock`` it to change it or its labels. Raises NotFound."""
     query = select(StoredCompletion).where(StoredCompletion.id == completion_id, _seen_by(user))
-    found = await session.scalar(query)
+    found = await session.scalar(query.with_for_update() if lock else query)
     if found is None:
         raise NotFound(
             f"no chat completion has the id {completion_id[:64]!r}; only those made with store can be fetched",
@@ -57,7 +57,7 @@ async def add(session: TenantSession, row: StoredCompletion) -> None:
 
 
 async def relabel(session: TenantSession, row: StoredCompletion, labels: Mapping[str, str]) -> None:
-    """Give it other labels instead of those that it has."""
+    """Give it, which must be locked, other labels instead of those that it has."""
     await session.execute(delete(CompletionLabel).where(CompletionLabel.completion_id == row.id))
     row.labels = dict(labels)
     _add_labels(session, row)

@@ -1,4 +1,4 @@
-"""Conversations and responses in the database: several at once, and no more than fits into memory."""
+"""What is kept of answers: several changes at once, and no more than fits into memory."""
 
 import asyncio
 
@@ -6,9 +6,10 @@ import pytest
 from sqlalchemy import delete, select
 
 from appliance.errors import BadRequest, Conflict, NotFound, RateLimited
-from appliance.storage import conversations, responses
+from appliance.storage import completions, conversations, responses
 from appliance.storage.database import Database
 from appliance.storage.ids import new_id, now_us
+from appliance.storage.tables.completions import CompletionLabel, StoredCompletion
 from appliance.storage.tables.responses import Conversation, ConversationItem, StoredResponse
 
 LARGE = "x" * 2**20
@@ -145,6 +146,30 @@ async def test_C4_a_tenant_may_have_so_many_background_responses_and_others_are_
     with pytest.raises(RateLimited):
         await enqueue("a", 3)
     await enqueue("b", 0)
+
+
+async def test_R14_labels_that_are_changed_and_deleted_at_once_are_no_fault(database) -> None:
+    async with database.tenant("a") as session:
+        row = StoredCompletion(
+            id="chatcmpl-1", user=None, created_us=1, model="m", body={}, messages=[], labels={"a": "0"}
+        )
+        await completions.add(session, row)
+
+    async def relabel(number: int) -> None:
+        async with database.tenant("a") as session:
+            found = await completions.get(session, "chatcmpl-1", None, lock=True)
+            await completions.relabel(session, found, {"a": str(number)})
+
+    async def remove() -> None:
+        async with database.tenant("a") as session:
+            await session.delete(await completions.get(session, "chatcmpl-1", None, lock=True))
+
+    await asyncio.gather(*(relabel(number) for number in range(6)))
+    async with database.session(write=False) as session:
+        label = await session.scalar(select(CompletionLabel.value))
+        assert (await session.get_one(StoredCompletion, "chatcmpl-1")).labels == {"a": label}
+    found = await asyncio.gather(*(relabel(number) for number in range(6)), remove(), remove(), return_exceptions=True)
+    assert {type(each) for each in found} <= {type(None), NotFound}
 
 
 async def test_R14_a_text_longer_than_its_column_is_the_callers_mistake(postgres) -> None:
