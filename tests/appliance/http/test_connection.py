@@ -152,7 +152,7 @@ async def _whole(url, request):
         return await reader.read()
 
 
-@pytest.mark.parametrize("name", ["host", "authorization", "content-type", "x-api-key"])
+@pytest.mark.parametrize("name", ["host", "authorization", "content-type", "x-api-key", "idempotency-key"])
 async def test_a2_a_header_that_is_there_twice_is_refused(served, name):
     twice = f"{name}: a\r\n{name}: b\r\n".encode()
     request = request_bytes("/v1/chat/completions", CHAT).replace(b"content-type: application/json\r\n", twice)
