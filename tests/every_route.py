@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from bad_values import smallest
 from loopback import served_in_thread
+from msgspec import inspect
 
 from appliance.http.routes import Entry
 from appliance.testing import make_app
@@ -94,8 +96,9 @@ class Api:
         return re.sub(r"\{(\w+):\w+\}", lambda found: self.known[name_of(entry.path, found[1])], entry.path)
 
     def body(self, entry: Entry) -> dict[str, Any]:
-        """A small body that the route takes."""
-        return dict(_BODIES[template(entry)](self.known))
+        """A small body that the route takes: one of those below, or the smallest of its type."""
+        known = _BODIES.get(template(entry))
+        return dict(known(self.known) if known else smallest(inspect.type_info(entry.body)))
 
     def _make(self, path: str, **body: Any) -> str:
         return str(self.client.post(path, json=body).raise_for_status().json()["id"])
@@ -107,7 +110,8 @@ class Api:
 
 def model_for(path: str) -> str:
     """A model that answers on this path."""
-    return str(_BODIES[path]({})["model"])
+    known = _BODIES.get(path)
+    return str(known({}).get("model", "m")) if known else "m"
 
 
 _BODIES: Mapping[str, Any] = {
