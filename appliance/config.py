@@ -173,6 +173,8 @@ class FiltersConfig(Strict, frozen=True):
     input: tuple[str, ...] | None = None
     output: tuple[str, ...] | None = None
     fail_open: tuple[str, ...] = ()
+    moderation_model: str | None = None
+    """The guard model that answers ``/v1/moderations``."""
 
 
 class LimitsConfig(Strict, frozen=True):
@@ -368,6 +370,10 @@ def _check(config: Config) -> None:
     _check_retrieval(config)
     _check_roles(config.auth.roles)
     _check_proxies(config.server)
+    guard = config.filters.moderation_model
+    found = config.model(guard) if guard else None
+    if guard and (found is None or not (found.engine or found.alias_of)):
+        raise ConfigError(f"filters.moderation_model: {guard} is not a model with an engine; name one that is")
     unlisted = sorted(set(config.plugin) - set(config.plugins))
     if unlisted:
         raise ConfigError(

@@ -16,7 +16,9 @@ from appliance.knowledge.filters import Filter, Scalar
 from appliance.sse import encode as encode_event
 from appliance.sse import event_data
 
-Operation: TypeAlias = Literal["chat", "completion", "embeddings", "rerank", "score", "search", "tokenize"]
+Operation: TypeAlias = Literal[
+    "chat", "completion", "embeddings", "moderation", "rerank", "score", "search", "tokenize"
+]
 Outcome: TypeAlias = Literal["success", "error", "aborted", "refused"]
 Names: TypeAlias = Annotated[
     tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=100)

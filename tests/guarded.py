@@ -48,6 +48,7 @@ BODY = {
 """Good for every route that asks a model (which is only known from the body), but those of ``BODIES``."""
 BODIES = {
     "/tokenize": {"model": "m", "prompt": "hi"},
+    "/v1/moderations": {"input": "hi"},
     **{f"{version}/rerank": {"model": "m", "query": "hi", "documents": ["a"]} for version in ("", "/v1", "/v2")},
     **{f"{version}/score": {"model": "m", "text_1": "hi", "text_2": "a"} for version in ("", "/v1")},
 }

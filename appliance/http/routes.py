@@ -22,6 +22,7 @@ from appliance.http import (
     hot,
     messages,
     models,
+    moderations,
     objects,
     openapi,
     part_uploads,
@@ -41,6 +42,7 @@ from appliance.wire import (
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    ModerationRequest,
     RerankRequest,
     ScoreRequest,
     TokenizeRequest,
@@ -91,6 +93,8 @@ _STORE, _MEMBER_OBJECT, _BATCH_OBJECT = objects.VectorStoreObject, objects.Store
 # A table is read line by line.
 # fmt: off
 TABLE: tuple[Entry, ...] = (
+    Entry("POST", moderations.PATH, "models.use", "Moderate texts and images", moderations.MODERATION_ROUTE,
+          body=ModerationRequest, returns=moderations.Moderations),
     *(Entry("POST", route.path, "models.use", "Rerank texts", route, body=RerankRequest, returns=ranking.Ranking)
       for route in ranking.RERANK_ROUTES),
     *(Entry("POST", route.path, "models.use", "Score pairs", route, body=ScoreRequest, returns=ranking.Scores)

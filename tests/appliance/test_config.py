@@ -108,6 +108,7 @@ MISTAKES = [
     (("retrieval", "reranker"), "embed", "retrieval.reranker: embed is not a model with a reranker"),
     (("retrieval", "rerank_candidates"), 0, "retrieval.rerank_candidates: expected `int` >= 1"),
     (("models", 0), {"name": "r", "reranker": "x"}, "models[2].alias_of: chat is not a model with an engine"),
+    (("filters", "moderation_model"), "none", "filters.moderation_model: none is not a model with an engine"),
     (("models", 0, "dimensions"), [64], "models[0].dimensions: only an embedder's vectors can be cut; remove it"),
     (("retrieval", "stores"), [{"paths": []}], "retrieval.stores[0]: object missing required field `name`"),
     (("limits", "max_choices"), 0, "limits.max_choices: expected `int` >= 1"),

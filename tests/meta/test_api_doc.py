@@ -29,6 +29,7 @@ FIELDS = {
     "Chat": wire.ChatRequest,
     "Text completions": wire.CompletionRequest,
     "Embeddings": wire.EmbeddingRequest,
+    "Moderations": wire.ModerationRequest,
     "Reranking": wire.RerankRequest,
     "Scores": wire.ScoreRequest,
     "Tokens": wire.TokenizeRequest,

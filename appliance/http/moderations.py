@@ -1,0 +1,107 @@
+"""``/v1/moderations``: texts and images judged by the guard model that ``filters.moderation_model`` names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from litestar.types import Scope
+
+from appliance.config import LimitsConfig
+from appliance.errors import BadRequest, EngineError, NotFound
+from appliance.http.chat import only
+from appliance.http.hot import Reply, Route
+from appliance.http.validate import check_part
+from appliance.models.inputs import check_inputs
+from appliance.moderation import result
+from appliance.storage.ids import new_id
+from appliance.types import Call
+from appliance.wire import ChatRequest, ContentPart, Message, ModerationRequest
+
+if TYPE_CHECKING:
+    from appliance.models.registry import Model
+    from appliance.runtime import Runtime
+
+PATH = "/v1/moderations"
+_VERDICT_TOKENS = 64
+_encode = msgspec.json.Encoder().encode
+
+
+class Moderations(msgspec.Struct, kw_only=True):
+    """The answer."""
+
+    id: str
+    model: str
+    results: list[dict[str, Any]]
+
+
+class ModerationRoute(Route):
+    """Judges each text by itself, and all parts of a list of parts together. The filters have no say in it."""
+
+    def __init__(self) -> None:
+        super().__init__(PATH, ModerationRequest)
+
+    async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
+        """Ask the guard model for every input, one after the other."""
+        request = self.decode(body)
+        inputs = _inputs(request, runtime.config.limits)
+        guard = runtime.config.filters.moderation_model
+        if guard is None:
+            await runtime.pipeline.authorize(scope["user"], "models.use", PATH)
+            raise NotFound("nothing moderates here; set filters.moderation_model to a guard model", param="model")
+        call = Call(
+            id=scope["state"]["request_id"],
+            operation="moderation",
+            model=guard,
+            request=request,
+            principal=scope["user"],
+            headers=scope["state"]["headers"],
+        )
+        async with runtime.pipeline.work(call, PATH) as (model, headers):
+            found = [result(await _asked(model, call, content), _kinds(content)) for content in inputs]
+        reply.add_headers(headers)
+        await reply.send_json(_encode(Moderations(id=new_id("modr-"), model=guard, results=found)))
+
+
+def _inputs(request: ModerationRequest, limits: LimitsConfig) -> list[str | list[ContentPart]]:
+    """What is judged: each text, or all the parts. Raises BadRequest."""
+    given = [request.input] if isinstance(request.input, str) else request.input
+    if not given:
+        raise BadRequest("input must hold at least one text", param="input")
+    if len(given) > limits.max_embedding_inputs:
+        raise BadRequest(
+            f"input holds more than {limits.max_embedding_inputs} entries (limits.max_embedding_inputs)", param="input"
+        )
+    texts = [item for item in given if isinstance(item, str)]
+    parts = [item for item in given if not isinstance(item, str)]
+    if texts and parts:
+        raise BadRequest("input must hold texts or parts, not both", param="input")
+    for i, part in enumerate(parts):
+        check_part(part, f"input[{i}]", ("text", "image_url"))
+    return [parts] if parts else [*texts]
+
+
+async def _asked(model: Model, call: Call, content: str | list[ContentPart]) -> str:
+    """The guard model's words on one input."""
+    message = Message(role="user", content=content)
+    chat = ChatRequest(model=call.model, messages=[message], temperature=0, max_tokens=_VERDICT_TOKENS)
+    if model.inputs is not None:
+        check_inputs(call.model, model.inputs, chat)
+    generation = await model.engine.generate(msgspec.structs.replace(call, operation="chat", request=chat))
+    try:
+        answer = (await only(generation)).body
+    finally:
+        await generation.aclose()
+    try:
+        return str(answer["choices"][0]["message"]["content"] or "")
+    except (KeyError, IndexError, TypeError) as error:
+        raise EngineError("the moderation model gave no answer; try again") from error
+
+
+def _kinds(content: str | list[ContentPart]) -> set[str]:
+    if isinstance(content, str):
+        return {"text"}
+    return {"text" if part.type == "text" else "image" for part in content}
+
+
+MODERATION_ROUTE = ModerationRoute()

@@ -1,0 +1,108 @@
+"""``/v1/moderations`` through the official client; the scripted engine plays the guard model."""
+
+import openai
+import pytest
+from client_types import exactly
+from inline import Notebook, Slots, provides
+from loopback import assert_openai_error
+from openai.types import ModerationCreateResponse
+
+from appliance.testing import Emit, Fail
+from appliance.testing.scripted import last_user_text
+
+PATH = "/v1/moderations"
+GUARD = {"filters": {"moderation_model": "m"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+def verdicts(call):
+    """What a guard model says: a text holds the verdict that it is to have."""
+    return [Emit(last_user_text(call).replace("|", "\n"))]
+
+
+async def test_results_are_of_the_clients_type_one_for_each_text(box) -> None:
+    async with box(verdicts, GUARD) as b:
+        body = (await b.client.post(PATH, json={"input": ["safe", "unsafe|S1,S10", "\n unsafe |S6"]})).json()
+        answer = exactly(ModerationCreateResponse, body)
+        assert [result.flagged for result in answer.results] == [False, True, True]
+        found = [{name for name, yes in result["categories"].items() if yes} for result in body["results"]]
+        assert found == [set(), {"violence", "illicit/violent", "hate"}, set()]
+        for result in body["results"]:
+            assert {name: score == 1.0 for name, score in result["category_scores"].items()} == result["categories"]
+        assert answer.results[0].category_applied_input_types.violence == ["text"]
+        assert (answer.model, answer.id[:5]) == ("m", "modr-")
+
+
+async def test_the_official_client_needs_no_change(box) -> None:
+    async with box(verdicts, GUARD) as b:
+        answer = await b.openai.moderations.create(input="unsafe|S11", model="omni-moderation-latest")
+        assert answer.results[0].categories.self_harm is True
+        request = b.engine.diaries[-1].call.request
+        assert (request.temperature, request.messages[0].content) == (0, "unsafe|S11")
+
+
+async def test_parts_are_judged_together(box) -> None:
+    async with box(verdicts, GUARD) as b:
+        parts = [{"type": "text", "text": "unsafe|S12"}, IMAGE]
+        (result,) = (await b.openai.moderations.create(input=parts)).results
+        assert result.categories.sexual is True
+        assert result.category_applied_input_types.sexual == ["text", "image"]
+        assert result.category_applied_input_types.hate == ["text"]
+        assert [part.type for part in b.engine.diaries[-1].call.request.messages[0].content] == ["text", "image_url"]
+
+
+async def test_a_guard_that_reads_no_images_is_not_shown_any(box) -> None:
+    models = [{"name": "m", "engine": "scripted", "inputs": []}]
+    async with box(verdicts, {**GUARD, "models": models}) as b:
+        with pytest.raises(openai.BadRequestError, match="image_url"):
+            await b.openai.moderations.create(input=[IMAGE])
+
+
+async def test_filters_have_no_say_in_what_is_judged(box) -> None:
+    config = {**GUARD, "plugins": ["wordlist"], "plugin": {"wordlist": {"block": ["unsafe"]}}}
+    async with box(verdicts, config) as b:
+        assert (await b.openai.moderations.create(input="unsafe|S2")).results[0].categories.illicit is True
+
+
+async def test_it_is_admitted_and_recorded_like_every_other_call(box) -> None:
+    slots, notebook = Slots(), Notebook()
+    plugins = {"slots": provides(admitters=[slots]), "notes": provides(recorders=[notebook])}
+    async with box(verdicts, GUARD, **plugins) as b:
+        await b.openai.moderations.create(input=["safe", "safe"])
+        assert b.engine.running == 0
+    assert (slots.given, slots.held) == (1, 0)
+    assert [(record.call.operation, record.call.model) for record in notebook.records] == [("moderation", "m")]
+
+
+async def test_without_a_guard_model_it_is_404_with_the_setting(box) -> None:
+    async with box() as b:
+        with pytest.raises(openai.NotFoundError, match=r"filters\.moderation_model"):
+            await b.openai.moderations.create(input="hi")
+
+
+@pytest.mark.parametrize("script", [[Emit("I cannot help with that.")], [Fail("0x7f")], [Emit("")]])
+async def test_what_is_no_verdict_is_never_taken_for_one(box, script) -> None:
+    async with box(script, GUARD) as b:
+        answer = await b.client.post(PATH, json={"input": "hi"})
+        assert answer.status_code >= 500
+        assert_openai_error(answer, answer.status_code)
+        assert "0x7f" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ([], "input"),
+        (7, "input"),
+        (None, "input"),
+        (["a"] * 3, "input"),
+        (["a", {"type": "text", "text": "b"}], "input"),
+        ([{"type": "text"}], "input[0].text"),
+        ([{"type": "input_audio", "input_audio": {}}], "input[0].type"),
+    ],
+)
+async def test_bad_requests_are_400_with_their_field(box, given, param) -> None:
+    async with box(verdicts, {**GUARD, "limits": {"max_embedding_inputs": 2}}) as b:
+        answer = await b.client.post(PATH, json={"input": given})
+        assert_openai_error(answer, 400)
+        assert answer.json()["error"]["param"] == param
