@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,22 @@ async def test_b11_token_ids_beyond_the_models_output_are_400(vllm_engine: VllmE
     with pytest.raises(BadRequest) as error:
         await generate(vllm_engine, chat(min_tokens=1, **{name: value}))
     assert error.value.param == name
+
+
+@pytest.mark.parametrize("regex", ["(a+)+b", "(a|a)*b", "(a|aa)+$", "(.*a){20}", "([a-z]+)*[A-Z]"])
+async def test_c7_an_evil_regex_is_refused_or_soon_over_and_others_are_served(
+    vllm_engine: VllmEngine, regex: str
+) -> None:
+    """Whoever backtracks needs longer than anybody waits; automata do not."""
+
+    async def held() -> None:
+        with suppress(BadRequest):
+            await ask(vllm_engine, chat(structured_outputs={"regex": regex}, max_tokens=4))
+
+    async with asyncio.timeout(3), asyncio.TaskGroup() as both:
+        both.create_task(held())
+        other = both.create_task(ask(vllm_engine, chat(max_tokens=4)))
+    assert other.result()
 
 
 async def test_embeddings_of_a_chat_model_are_a_bad_request(vllm_engine: VllmEngine) -> None:
