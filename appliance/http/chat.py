@@ -63,19 +63,20 @@ class ModelRoute(Route):
         """The same, and the answer is stored before its last bytes go out."""
         await runtime.pipeline.authorize(call.principal, "responses.write", call.model)
         keeping = Keeping(call)
+        payload = b""
         async with runtime.pipeline.answer(call, self.path) as answer:
             reply.add_headers(answer.headers)
-            if not call.stream:
-                payload = keeping.feed(await only(answer)).payload
-            else:
+            if call.stream:
                 await reply.start_stream()
                 async for chunk in answer:
                     await reply.send_piece(keeping.feed(chunk).event)
+            else:
+                payload = keeping.feed(await only(answer)).payload
         await keeping.keep(runtime.database, answer.record.usage)
-        if not call.stream:
-            await reply.send_json(payload)
-        else:
+        if call.stream:
             await reply.end_stream()
+        else:
+            await reply.send_json(payload)
 
     def _call(self, scope: Scope, body: bytes, runtime: Runtime) -> Call:
         request = self.decode(body)

@@ -139,7 +139,11 @@ class Wordlist:
         content = message.content
         if isinstance(content, list):
             parts = [
-                msgspec.structs.replace(part, text=await self._optional(part.text, f"{where}.content[{i}].text"))
+                msgspec.structs.replace(
+                    part,
+                    text=await self._optional(part.text, f"{where}.content[{i}].text"),
+                    refusal=await self._optional(part.refusal, f"{where}.content[{i}].refusal"),
+                )
                 for i, part in enumerate(content)
             ]
             message = msgspec.structs.replace(message, content=parts)
@@ -149,8 +153,9 @@ class Wordlist:
             masked = await self._text(tool_call.function.arguments, f"{where}.tool_calls[{i}].function.arguments")
             function = msgspec.structs.replace(tool_call.function, arguments=masked)
             message = _replaced_call(message, i, function=function)
-        reasoning = await self._optional(message.reasoning_content, f"{where}.reasoning_content")
-        return msgspec.structs.replace(message, reasoning_content=reasoning)
+        told = ("reasoning_content", "reasoning", "refusal")
+        texts = {name: await self._optional(getattr(message, name), f"{where}.{name}") for name in told}
+        return msgspec.structs.replace(message, **texts)
 
     async def _prompt(self, prompt: str | list[str | int | list[int]]) -> str | list[str | int | list[int]]:
         if isinstance(prompt, str):

@@ -103,6 +103,18 @@ def arguments_of(chunks) -> str:
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "refusal"])
+async def test_every_text_of_an_earlier_turn_is_looked_at(field):
+    earlier = Message(role="assistant", content="a", **{field: "to ann@example.test"})
+    request = ChatRequest(model="m", messages=[earlier])
+    call = Call(id="c", operation="chat", model="m", request=request)
+    assert getattr((await made().filter_input(call)).request.messages[0], field) == "to ***"
+    request.messages[0] = Message(role="assistant", content=[ContentPart(type="refusal", refusal="a kumquat")])
+    with pytest.raises(Blocked) as refused:
+        await made().filter_input(call)
+    assert refused.value.param == "messages[0].content[0].refusal"
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "refusal"])
 async def test_o39_other_texts_of_a_choice_have_windows_of_their_own(field):
     chunks = [delta(**{field: "kum"}), delta("quat"), delta(**{field: "quat!"}), delta(finish="stop")]
     out, _ = await filtered(chunks)
