@@ -13,6 +13,7 @@ from appliance.plugin import (
     CompletionRequest,
     EmbeddingRequest,
     Message,
+    ModerationRequest,
     RerankRequest,
     ScoreRequest,
     Usage,
@@ -61,6 +62,10 @@ def estimate(call: Call, answer_tokens: int, retrieved_bytes: int) -> Estimate:
         queries = [request.query] if isinstance(request, RerankRequest) else request.queries
         repeated = len(request.texts) // len(queries)
         return Estimate(_tokens(queries) * repeated + _tokens(request.texts), 0, named=True)
+    if isinstance(request, ModerationRequest):
+        given = [request.input] if isinstance(request.input, str) else request.input
+        texts = [item if isinstance(item, str) else item.text or "" for item in given]
+        return Estimate(_tokens(texts) + _PER_ATTACHMENT * texts.count(""), 0, named=True)
     return Estimate(0, 0, named=True)
 
 

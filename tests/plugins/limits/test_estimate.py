@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from appliance.admission import capped
 from appliance.plugin import Admission, Call, CallRecord, CompletionRequest, EmbeddingRequest, Usage
 from appliance.testing.answers import chat_call
-from appliance.wire import ContentPart, FunctionCall, ImageUrl, Message, ToolCall
+from appliance.wire import (
+    ContentPart,
+    FunctionCall,
+    ImageUrl,
+    Message,
+    ModerationRequest,
+    RerankRequest,
+    ScoreRequest,
+    ToolCall,
+)
 from appliance_plugins.limits.estimate import Estimate, estimate, used
 
 
@@ -89,6 +98,10 @@ def test_an_answer_is_as_long_as_it_may_be(fields, answer, named):
         (EmbeddingRequest(model="m", input="x" * 40), 10, 0),
         (EmbeddingRequest(model="m", input=["x" * 40, "y"]), 11, 0),
         (EmbeddingRequest(model="m", input=[[1, 2], [3]]), 3, 0),
+        (RerankRequest(model="m", query="x" * 40, documents=["y" * 40, "z" * 40]), 40, 0),
+        (ScoreRequest(model="m", text_1=["x" * 40, "y" * 40], text_2=["y" * 40, "z" * 40]), 40, 0),
+        (ModerationRequest(input=["x" * 40, "y" * 40]), 20, 0),
+        (ModerationRequest(input=[ContentPart(type="image_url", image_url=ImageUrl(url="x"))]), 1024, 0),
     ],
 )
 def test_completions_and_embeddings_are_estimated_too(request_, prompt, answer):
