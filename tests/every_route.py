@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +12,12 @@ from typing import Any
 
 import httpx
 from bad_values import smallest
+from inline import provides
 from loopback import served_in_thread
-from msgspec import inspect
+from msgspec import inspect, structs
 
 from appliance.http.routes import Entry
+from appliance.plugin import Passage
 from appliance.testing import make_app
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 
@@ -23,8 +25,11 @@ CONFIG = {
     "plugins": ["scripted", "memory", "documents", "tokens"],
     "models": [
         {"name": "m", "engine": "scripted", "options": {"reply": "A short answer."}},
+        {"name": "guard", "engine": "scripted", "options": {"reply": "safe"}},
         {"name": "words", "embedder": "scripted_embedder"},
+        {"name": "order", "reranker": "as_they_come"},
     ],
+    "filters": {"moderation_model": "guard"},
     "retrieval": {"vector_store": "memory"},
 }
 HELLO = [{"role": "user", "content": "hi"}]
@@ -52,10 +57,25 @@ def name_of(path: str, parameter: str) -> str:
     return "file_batch_id" if parameter == "batch_id" and "file_batches" in path else parameter
 
 
+class AsTheyCome:
+    """A reranker that ranks by place."""
+
+    async def start(self) -> None:
+        """Nothing to load."""
+
+    async def stop(self) -> None:
+        """Nothing to let go of."""
+
+    async def rerank(self, query: str, passages: Sequence[Passage]) -> Sequence[Passage]:
+        """Each after the one before."""
+        return [structs.replace(passage, score=1 / (place + 1)) for place, passage in enumerate(passages)]
+
+
 @contextmanager
 def every_route(folder: Path) -> Iterator[Api]:
     """The app, served."""
-    app = make_app(CONFIG, {"scripted_embedder": ScriptedEmbedder()}, folder=folder)
+    reranker = provides(rerankers={"as_they_come": lambda spec, context: AsTheyCome()})
+    app = make_app(CONFIG, {"scripted_embedder": ScriptedEmbedder(), "as_they_come": reranker}, folder=folder)
     with served_in_thread(app) as url, httpx.Client(base_url=url, timeout=20) as client:
         yield Api(client)
 
@@ -123,11 +143,11 @@ _BODIES: Mapping[str, Any] = {
     "/v1/conversations/{conversation_id}": lambda known: {},
     "/v1/conversations/{conversation_id}/items": lambda known: {"items": HELLO},
     "/v1/messages/count_tokens": lambda known: {"model": "m", "messages": HELLO},
-    "/v1/rerank": lambda known: {"model": "words", "query": "hi", "documents": ["a", "b"]},
-    "/v2/rerank": lambda known: {"model": "words", "query": "hi", "documents": ["a", "b"]},
-    "/rerank": lambda known: {"model": "words", "query": "hi", "documents": ["a", "b"]},
-    "/v1/score": lambda known: {"model": "words", "text_1": "hi", "text_2": ["a", "b"]},
-    "/score": lambda known: {"model": "words", "text_1": "hi", "text_2": ["a", "b"]},
+    "/v1/rerank": lambda known: {"model": "order", "query": "hi", "documents": ["a", "b"]},
+    "/v2/rerank": lambda known: {"model": "order", "query": "hi", "documents": ["a", "b"]},
+    "/rerank": lambda known: {"model": "order", "query": "hi", "documents": ["a", "b"]},
+    "/v1/score": lambda known: {"model": "order", "text_1": "hi", "text_2": ["a", "b"]},
+    "/score": lambda known: {"model": "order", "text_1": "hi", "text_2": ["a", "b"]},
     "/tokenize": lambda known: {"model": "m", "prompt": "hi"},
     "/detokenize": lambda known: {"model": "m", "tokens": [0]},
     "/v1/uploads": lambda known: {"filename": "a", "bytes": 5, "mime_type": "", "purpose": "assistants"},
