@@ -17,8 +17,11 @@ from appliance.storage.ids import now
 from appliance.storage.tables import ApiKey, File
 from appliance.storage.tables.batches import UNFINISHED, Batch, BatchResult
 from appliance.storage.tenancy import TenantSession
+from appliance.storage.turns import in_turns
 
 LEASE_SECONDS = 15
+MAX_RUNNING = 4
+"""Batches of one tenant that run at once: one that waits for its limits holds its place for hours."""
 CANCELLABLE = ("validating", "in_progress")
 
 
@@ -59,20 +62,14 @@ async def cancel(session: TenantSession, batch_id: str, user: str | None) -> Bat
 
 async def due(session: AsyncSession) -> bool:
     """Whether a claim would find something."""
-    query = select(Batch.id).where(Batch.status.in_(UNFINISHED), Batch.lease_expires <= now())
-    return await session.scalar(query.limit(1)) is not None
+    query = in_turns(Batch, UNFINISHED, MAX_RUNNING)
+    return await session.scalar(query.with_only_columns(Batch.id).limit(1)) is not None
 
 
 async def claim(session: AsyncSession, owner: str, limit: int) -> Sequence[Batch]:
     """Take unfinished batches that nobody works on; their lease starts now."""
-    query = (
-        select(Batch)
-        .where(Batch.status.in_(UNFINISHED), Batch.lease_expires <= now())
-        .order_by(Batch.created_us)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-    rows = (await session.scalars(query)).all()
+    query = in_turns(Batch, UNFINISHED, MAX_RUNNING).limit(limit)
+    rows = (await session.scalars(query.with_for_update(skip_locked=True, of=Batch))).all()
     for row in rows:
         row.owner, row.lease_expires = owner, now() + LEASE_SECONDS
     await session.flush()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Subquery, Text, cast, delete, func, or_, select, update
+from sqlalchemy import Text, cast, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest, NotFound, RateLimited
 from appliance.storage.ids import now
 from appliance.storage.tables.responses import StoredResponse
 from appliance.storage.tenancy import TenantSession
+from appliance.storage.turns import in_turns
 
 MAX_CHAIN = 1000
 MAX_CONTEXT = 16 * 2**20
@@ -82,40 +83,17 @@ async def remove(session: AsyncSession, response_id: str, user: str | None) -> N
 
 async def due(session: AsyncSession) -> bool:
     """Whether a claim would find something; a read, so that idling writes nothing."""
-    query = select(StoredResponse.id).where(
-        StoredResponse.status.in_(UNFINISHED), StoredResponse.lease_expires <= now()
-    )
-    return await session.scalar(query.limit(1)) is not None
+    query = in_turns(StoredResponse, UNFINISHED, MAX_UNFINISHED)
+    return await session.scalar(query.with_only_columns(StoredResponse.id).limit(1)) is not None
 
 
 async def claim(session: AsyncSession, limit: int) -> Sequence[StoredResponse]:
-    """Take unfinished background responses that nobody works on; their lease starts now.
-
-    Tenants take turns: first comes who has the fewest that run, so that nobody waits for all that another has asked.
-    """
-    at = now()
-    free = (StoredResponse.status.in_(UNFINISHED), StoredResponse.lease_expires <= at)
-    running = _running_by_tenant(at)
-    turn = func.row_number().over(partition_by=StoredResponse.tenant, order_by=StoredResponse.created_us)
-    waiting = (
-        select(StoredResponse.id, (turn + func.coalesce(running.c.number, 0)).label("place"))
-        .outerjoin(running, running.c.tenant == StoredResponse.tenant)
-        .where(*free)
-        .subquery()
-    )
-    # What is free is asked twice: only the outer condition is looked at again when a row is locked.
-    query = select(StoredResponse).join(waiting, waiting.c.id == StoredResponse.id).where(*free)
-    query = query.order_by(waiting.c.place, StoredResponse.created_us).limit(limit)
+    """Take unfinished background responses that nobody works on; their lease starts now."""
+    query = in_turns(StoredResponse, UNFINISHED, MAX_UNFINISHED).limit(limit)
     rows = (await session.scalars(query.with_for_update(skip_locked=True, of=StoredResponse))).all()
     for row in rows:
         row.lease_expires, row.attempts = now() + LEASE_SECONDS, row.attempts + 1
     return rows
-
-
-def _running_by_tenant(at: int) -> Subquery:
-    query = select(StoredResponse.tenant, func.count().label("number"))
-    query = query.where(StoredResponse.status.in_(UNFINISHED), StoredResponse.lease_expires > at)
-    return query.group_by(StoredResponse.tenant).subquery()
 
 
 async def enqueue(session: TenantSession, row: StoredResponse) -> None:

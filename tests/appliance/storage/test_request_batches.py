@@ -33,9 +33,9 @@ async def several(url: str) -> AsyncIterator[list[Database]]:
         await database.stop()
 
 
-def a_batch(number: int, status: str = "in_progress", file_id: str = "file-1") -> Batch:
+def a_batch(number: int, status: str = "in_progress", file_id: str = "file-1", tenant: str = "a") -> Batch:
     return Batch(
-        id=f"batch_{number}", tenant="a", created_us=now_us(), status=status, endpoint="/v1/embeddings",
+        id=f"batch_{number}", tenant=tenant, created_us=now_us(), status=status, endpoint="/v1/embeddings",
         input_file_id=file_id, times={}, expires_at=now() + 100, principal={"id": "key:1"}, lease_expires=0,
         total=10, completed=0, failed=0, **NO_TOKENS,
     )  # fmt: skip
@@ -56,12 +56,22 @@ def result(batch: Batch, line: int, *, ok: bool = True) -> BatchResult:
 
 
 async def test_no_two_processes_get_the_same_batch(several) -> None:
-    await add(several[0], *(a_batch(i) for i in range(20)))
+    await add(several[0], *(a_batch(i, tenant=f"t{i}") for i in range(20)))
     taken = await asyncio.gather(*(claimed(database, f"p{i}", 8) for i, database in enumerate(several)))
     ids = [batch.id for batches in taken for batch in batches]
     assert len(ids) == len(set(ids))
     rest = [batch.id for i, database in enumerate(several) for batch in await claimed(database, f"p{i}")]
     assert len(set(ids) | set(rest)) == len(ids) + len(rest) == 20
+
+
+async def test_B13_a_tenant_with_many_batches_leaves_places_to_the_others(database) -> None:
+    await add(database, *(a_batch(i) for i in range(8)), a_batch(8, tenant="b"))
+    first = await claimed(database, "p1", 8)
+    assert [batch.tenant for batch in first].count("a") == request_batches.MAX_RUNNING
+    assert [batch.id for batch in first if batch.tenant == "b"] == ["batch_8"]
+    assert await claimed(database, "p2") == []
+    async with database.session() as session:
+        assert not await request_batches.due(session)
 
 
 async def test_a_batch_is_free_when_its_lease_is_over_or_given_back(database) -> None:
