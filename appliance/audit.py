@@ -18,7 +18,7 @@ Verdict: TypeAlias = Literal["success", "denied", "failure"]
 Details: TypeAlias = Mapping[str, str | int | bool | list[str] | None]
 
 ACTIONS: Mapping[str, str] = {
-    "authentication": "a credential was accepted (once a period) or refused (always)",
+    "authentication": "a credential was accepted (once a period) or refused (a flood as a number)",
     "authorization": "a known caller was denied something",
     "session.login": "somebody logged in",
     "session.logout": "somebody logged out",
@@ -30,6 +30,9 @@ ACTIONS: Mapping[str, str] = {
     "files.create": "a file was uploaded",
     "files.delete": "a file was deleted",
     "files.download": "a file was downloaded",
+    "uploads.create": "an upload in parts was begun",
+    "uploads.part": "a part of an upload was kept",
+    "uploads.cancel": "an upload was cancelled, and its parts deleted",
     "uploads.complete": "a file was made of the parts of an upload",
     "stores.create": "a vector store was made",
     "stores.update": "a vector store was changed",

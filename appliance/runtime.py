@@ -139,6 +139,7 @@ class Runtime:
         await self.batches.stop()
         await self.housekeeper.stop()
         await self.pipeline.recording.settle()
+        self.pipeline.trail.stop()
         stops = [engine.stop() for engine in self.models.engines().values()]
         for result in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(result, BaseException):

@@ -7,9 +7,12 @@ import hmac
 import time
 from functools import cached_property
 
+import msgspec
+
 from appliance.audit import ORIGIN, SHOWS_DOCUMENTS, AuditEvent, Details, Verdict
 from appliance.context import AppContext
 from appliance.errors import Forbidden, InvalidCredentials, RequestError, Unauthenticated
+from appliance.flood import Flood
 from appliance.types import Findings, Principal, Search
 
 _REMEMBERED = 10_000
@@ -24,6 +27,7 @@ class Trail:
         self._auditor = context.audit
         self._settings = context.config.audit
         self._seen: dict[tuple[str, str], float] = {}
+        self._refusals = Flood(self._flooded)
 
     def came_in(self, principal: Principal) -> None:
         """A credential was accepted: one entry for each address in ``audit.success_interval`` seconds."""
@@ -37,21 +41,22 @@ class Trail:
         self._auditor.note(_event(principal, "authentication", "success", details={"key": principal.key}))
 
     def turned_away(self, error: Unauthenticated | InvalidCredentials | Forbidden) -> None:
-        """A credential was refused, there was none, or its holder is not served here."""
+        """A credential was refused, there was none, or its holder is not served here; of a flood, only how many."""
         reason, claimed = "malformed", ""
         if isinstance(error, Unauthenticated):
             reason, claimed = error.reason or error.challenge or "missing", error.claimed
         elif isinstance(error, Forbidden):
             reason = "not_served"
-        self._auditor.note(
-            AuditEvent(
-                action="authentication",
-                outcome="failure",
-                principal=claimed or "unknown",
-                tenant="",
-                details={"reason": reason},
-            )
-        )
+        if self._refusals.in_full(ORIGIN.get().address):
+            self._auditor.note(_refusal(claimed or "unknown", {"reason": reason}))
+
+    def stop(self) -> None:
+        """Tell what was only counted so far. Before the audit log stops."""
+        self._refusals.stop()
+
+    def _flooded(self, address: str, number: int) -> None:
+        event = _refusal("unknown", {"reason": "flood", "count": number})
+        self._auditor.note(msgspec.structs.replace(event, address=address))
 
     def denied(self, principal: Principal, permission: str, object_: str, error: Forbidden) -> None:
         """A known caller may not do what they asked for."""
@@ -98,6 +103,10 @@ class Trail:
     @cached_property
     def _query_key(self) -> bytes:
         return self._context.key_for("audit.queries")
+
+
+def _refusal(claimed: str, details: Details) -> AuditEvent:
+    return AuditEvent(action="authentication", outcome="failure", principal=claimed, tenant="", details=details)
 
 
 def _event(

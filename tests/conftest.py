@@ -62,7 +62,7 @@ async def no_leaked_tasks() -> AsyncIterator[None]:
     """Every task that a test or its app started has ended soon after it."""
     yield
     mine = asyncio.current_task()
-    for _ in range(100):
+    for _ in range(500):
         left = [task for task in asyncio.all_tasks() if task is not mine]
         if not left:
             return

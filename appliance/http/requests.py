@@ -11,7 +11,7 @@ from litestar import Request, Response
 from litestar.connection import ASGIConnection
 from litestar.types import Receive
 
-from appliance.errors import BadRequest, TooLarge, UnsupportedMedia
+from appliance.errors import BadRequest, NotFound, TooLarge, UnsupportedMedia
 from appliance.http.errors import JSON
 from appliance.wire import invalid_field
 
@@ -138,7 +138,7 @@ def listing(items: list[Any], ids: list[str], *, has_more: bool) -> dict[str, An
 
 
 def item_page(items: Sequence[Mapping[str, Any]], page: Page) -> dict[str, Any]:
-    """One page of a list that lies in memory whole, oldest first. Raises BadRequest for an unknown cursor."""
+    """One page of a list that lies in memory whole, oldest first. Raises NotFound for an unknown cursor."""
     ordered = list(items) if page.order == "asc" else list(reversed(items))
     ids = [item["id"] for item in ordered]
     first = _place(ids, page.after, "after") + 1 if page.after is not None else 0
@@ -151,5 +151,5 @@ def item_page(items: Sequence[Mapping[str, Any]], page: Page) -> dict[str, Any]:
 
 def _place(ids: Sequence[str], cursor: str, name: str) -> int:
     if cursor not in ids:
-        raise BadRequest(f"{name}: no object of this list has the id {cursor[:64]!r}", param=name)
+        raise NotFound(f"{name}: no object of this list has the id {cursor[:64]!r}", param=name)
     return ids.index(cursor)
