@@ -430,10 +430,10 @@ def test_a_request_id_that_does_not_belong_in_a_log_is_replaced(shared, given):
 # -- O-09, O-28: embeddings -----------------------------------------------------------------------------------
 
 
-async def test_an_embedding_model_answers_no_chats(box):
+async def test_a_chat_model_makes_no_embeddings(box):
     async with box() as b:
         error = assert_openai_error(await b.client.post(EMBEDDINGS, json=GOOD[EMBEDDINGS]), 400)
-        assert "embeddings" in error["message"]
+        assert (error["param"], "answers chats" in error["message"]) == ("model", True)
 
 
 async def test_refused_requests_are_recorded_as_refused(box):

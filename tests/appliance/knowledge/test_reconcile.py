@@ -180,7 +180,7 @@ async def test_a_change_that_a_crash_kept_from_the_chunks_is_made_at_the_next_st
 
 
 async def test_access_given_while_a_file_is_indexed_is_that_of_its_chunks(tmp_path) -> None:
-    async with stack(tmp_path, ScriptedEmbedder(delay=0.01, batch_size=10)) as made:
+    async with stack(tmp_path, ScriptedEmbedder(delay=0.3, batch_size=4)) as made:
         store = await made.make_store()
         file = await made.upload("zebrafinch " * 2000)
         await made.attach(store, file)

@@ -267,12 +267,12 @@ async def test_pages_hold_every_row_once_in_either_direction(database, order: st
     async with database.tenant("a", write=False) as session:
         more = True
         while more:
-            rows, more = await files.page(session, Page(4, order, seen[-1] if seen else None))
+            rows, more = await files.page(session, Page(limit=4, order=order, after=seen[-1] if seen else None))
             seen += [row.id for row in rows]
         assert seen == expected
         back = expected[-1:]
         more = True
         while more:
-            rows, more = await files.page(session, Page(4, order, None, back[0]))
+            rows, more = await files.page(session, Page(limit=4, order=order, before=back[0]))
             back = [row.id for row in rows] + back
         assert back == expected
