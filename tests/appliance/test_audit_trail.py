@@ -1,6 +1,5 @@
 """What a served app tells the audit log: every refusal, every change, and every passage that was shown."""
 
-import asyncio
 import hashlib
 import json
 import re
