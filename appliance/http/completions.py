@@ -36,10 +36,13 @@ class UpdateCompletion(msgspec.Struct, kw_only=True):
 
 
 class CompletionPage(OldestFirst, frozen=True, kw_only=True):
-    """The parameters of the list; ``metadata[KEY]=VALUE`` stands for entries of ``metadata``."""
+    """The parameters of the list; ``metadata[KEY]=VALUE`` stands for entries of ``metadata``.
+
+    Whatever a client means by a value, a query brings it as a text.
+    """
 
     model: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
 
 
 _decode_update = decoder(UpdateCompletion)

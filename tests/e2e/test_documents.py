@@ -20,7 +20,7 @@ CRANFIELD = Path(os.environ.get("SHARED") or ROOT.parent / "shared") / "data" / 
 AEROELASTIC = "what similarity laws must be obeyed when constructing aeroelastic models of heated high speed aircraft"
 QUESTIONS = [
     ("How do I report a vulnerability privately?", "security.pdf", "privately"),
-    ("What does make gates check?", "contributing.html", "import"),
+    ("A bug gets a test first: what does its name say?", "contributing.html", "behaviour"),
     ("Which command revokes a key?", "operations.docx", "revoke"),
     # The collection lies beside the project where it is measured, and is not part of it.
     *([(AEROELASTIC, "cranfield-12.txt", "aeroelastic")] if CRANFIELD.exists() else []),

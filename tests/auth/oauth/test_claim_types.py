@@ -81,7 +81,7 @@ async def test_A7_ten_thousand_tokens_with_claims_of_any_type_give_a_caller_or_a
 
         check()
     assert outcomes.total() >= 10_000
-    assert outcomes.keys() == {200, 401, 403}
+    assert {200, 401} <= outcomes.keys() <= {200, 401, 403}
     assert min(outcomes[200], outcomes[401]) > 500, outcomes
 
 
