@@ -91,6 +91,8 @@ class Keys:
             return key
         await self._refresh_after_pause()
         if (key := self._find(kid, algorithm)) is not None:
+            # Only guesses are worth a pause: this key is the issuer's, and the next new one may be as well.
+            self._asked = float("-inf")
             return key
         if self._failing or self.known is None:
             raise Unavailable(
