@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import signal
 import subprocess
@@ -11,13 +10,7 @@ import time
 from pathlib import Path
 
 import redis
-
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with_the_tests() -> None:
-    """In the child: SIGKILL when the test process is gone; nothing is kept on disk anyway."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+from endings import ending_with_the_tests
 
 
 class RedisServer:
@@ -39,10 +32,11 @@ class RedisServer:
         binary = shutil.which("redis-server")
         assert binary, "Redis is not installed; run make test-deps"
         self.process = subprocess.Popen(
-            [binary, "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"],
+            ending_with_the_tests(
+                [binary, "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
+            ),
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
-            preexec_fn=_end_with_the_tests,  # noqa: PLW1509 - it calls nothing but prctl
         )
         end = time.monotonic() + 20
         while not self._answers():

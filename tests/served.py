@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -13,13 +12,9 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-_PR_SET_PDEATHSIG = 1
+from endings import ending_with_the_tests
+
 READY = re.compile(r"API +(http://\S+)/v1")
-
-
-def _end_with_the_tests() -> None:
-    """In the child: SIGTERM when the test process is gone, also if it was killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Served:
@@ -32,23 +27,13 @@ class Served:
 
     def __enter__(self) -> Served:
         self.began = time.monotonic()
+        command = [sys.executable, "-m", "appliance", "serve", "--config", str(self.config), "--port", str(self.port)]
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "appliance",
-                "serve",
-                "--config",
-                str(self.config),
-                "--port",
-                str(self.port),
-                *self.arguments,
-            ],
+            ending_with_the_tests([*command, *self.arguments]),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
-            preexec_fn=_end_with_the_tests,  # noqa: PLW1509 - it calls nothing but prctl
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
