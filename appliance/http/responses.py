@@ -20,7 +20,7 @@ from appliance.http.tokens import CountRoute, counting
 from appliance.responses.items import read_input
 from appliance.responses.output import Json
 from appliance.responses.request import ResponsesRequest, chat_of
-from appliance.responses.service import PATH, Prepared, Responses
+from appliance.responses.service import PATH, Prepared, Responses, unheard
 from appliance.storage import responses
 from appliance.storage.tables.responses import StoredResponse
 from appliance.types import Call
@@ -64,7 +64,7 @@ class ResponsesRoute(Route):
             await service.enqueue(prepared)
             runtime.background.wake()
         else:
-            await service.generate(prepared, _call(prepared, scope, runtime), _unheard, reply.add_headers)
+            await service.generate(prepared, _call(prepared, scope, runtime), unheard, reply.add_headers)
         return idempotency.Outcome(_encode(prepared.response), keep=request.stored)
 
 
@@ -76,11 +76,6 @@ def _call(prepared: Prepared, scope: Scope, runtime: Runtime) -> Call:
 
 async def _fingerprint(body: bytes) -> str:
     return idempotency.digest_of("POST", PATH, b"", body)
-
-
-async def _unheard(events: Iterable[Json]) -> None:
-    for _ in events:
-        pass
 
 
 async def _stream(service: Responses, prepared: Prepared, call: Call, reply: Reply) -> None:

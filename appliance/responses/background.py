@@ -7,7 +7,7 @@ was ever shown.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from appliance.errors import ApplianceError
 from appliance.http.errors import as_request_error
 from appliance.leases import LeasedWork
-from appliance.responses.output import Json, ResponseBuilder
+from appliance.responses.output import ResponseBuilder
 from appliance.responses.request import ResponsesRequest
-from appliance.responses.service import Responses
+from appliance.responses.service import Responses, unheard
 from appliance.storage import responses
 from appliance.storage.database import Database
 from appliance.storage.tables.responses import StoredResponse
@@ -63,7 +63,7 @@ class BackgroundResponses(LeasedWork[StoredResponse]):
             builder.response |= {"created_at": row.body["created_at"], "status": "in_progress"}
             async with self._database.session() as session:
                 await responses.progress(session, row.id, builder.response)
-            await self._service.generate(prepared, self._service.call(prepared, row.id, {}, background=True), _unheard)
+            await self._service.generate(prepared, self._service.call(prepared, row.id, {}, background=True), unheard)
         except Exception as error:  # noqa: BLE001 - whatever it is, the response says that it failed
             log.warning(
                 "background response %s failed: %s",
@@ -73,8 +73,3 @@ class BackgroundResponses(LeasedWork[StoredResponse]):
             builder.fail(as_request_error(error))
             async with self._database.session() as session:
                 await responses.end(session, row.id, builder.response)
-
-
-async def _unheard(events: Iterable[Json]) -> None:
-    for _ in events:
-        pass

@@ -30,6 +30,12 @@ Send = Callable[[Iterable[Json]], Awaitable[None]]
 """Takes events as they come about; must go through all of them."""
 
 
+async def unheard(events: Iterable[Json]) -> None:
+    """A ``Send`` for answers that nobody streams: the events only come about."""
+    for _ in events:
+        pass
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A request that was checked, with everything that it builds on."""
