@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from appliance.admission import Admission, capped, metered
+from appliance.audit.trail import Trail
 from appliance.credentials import check_form
 from appliance.errors import (
     ApplianceError,
@@ -38,7 +39,6 @@ from appliance.protocols import Admitter, Authenticator, Authorizer, Revoking, T
 from appliance.recording import Recording
 from appliance.streams import cited, observed
 from appliance.telemetry import NoTelemetry
-from appliance.trail import Trail
 from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Findings, Passage, Principal, Search
 from appliance.wire import asks_logprobs
 

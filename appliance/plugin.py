@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from appliance.admission import Admission, choices_of
 from appliance.audit import ORIGIN, AuditEvent, Auditor, Origin
-from appliance.audit_feed import AuditFeed
-from appliance.cli_options import config_option, examples, json_option, print_json
+from appliance.audit.feed import AuditFeed
+from appliance.cli.options import config_option, examples, json_option, print_json
 from appliance.config import Config, PriceConfig, Strict, convert
 from appliance.config import load as load_config
 from appliance.context import AppContext

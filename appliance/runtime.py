@@ -14,7 +14,8 @@ import msgspec
 
 from appliance import __version__
 from appliance.audit import AuditEvent
-from appliance.auditing import AuditLog
+from appliance.audit.log import AuditLog
+from appliance.audit.trail import Trail
 from appliance.batches.background import BackgroundBatches
 from appliance.batches.results import Answered
 from appliance.config import Config
@@ -39,7 +40,6 @@ from appliance.stalls import StallWatch
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.telemetry import NoTelemetry
-from appliance.trail import Trail
 from appliance.types import ANONYMOUS, Principal, Scope
 
 log = logging.getLogger("appliance")

@@ -23,7 +23,7 @@ import msgspec
 import uvicorn
 
 from appliance.app import create_app
-from appliance.banner import banner
+from appliance.cli.banner import banner
 from appliance.config import Config, ServerConfig, convert, load
 from appliance.errors import ConfigError, StartError
 from appliance.http.connection import Connection

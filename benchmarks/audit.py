@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from appliance.audit import ORIGIN, AuditEvent, Origin
-from appliance.auditing import AuditLog
+from appliance.audit.log import AuditLog
+from appliance.audit.trail import Trail
 from appliance.config import parse
 from appliance.context import AppContext
 from appliance.errors import Unauthenticated
@@ -21,7 +22,6 @@ from appliance.storage import audit
 from appliance.storage.audit import AuditQuery
 from appliance.storage.audit_check import verify
 from appliance.storage.database import Database
-from appliance.trail import Trail
 from appliance.types import Passage, Principal, Search
 
 _TIMES = 10_000

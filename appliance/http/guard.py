@@ -14,6 +14,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from appliance.audit import ORIGIN, Origin
+from appliance.audit.trail import Trail
 from appliance.credentials import KEY_HEADERS
 from appliance.errors import BadRequest, InvalidCredentials
 from appliance.http.addresses import client_address, is_proxy, peer_of
@@ -21,7 +22,6 @@ from appliance.http.hosts import check_host
 from appliance.http.request_id import request_id_of
 from appliance.http.requests import runtime
 from appliance.permissions import PUBLIC
-from appliance.trail import Trail
 from appliance.types import ANONYMOUS
 
 ACTION = "action"

@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from appliance import cli
+from appliance.cli import main as cli
 from appliance.config import load
 from appliance.plugin import KeyStore
 from appliance.storage import files, store_files, stores

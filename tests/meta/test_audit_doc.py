@@ -12,8 +12,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from appliance.audit import ACTIONS, AuditEvent
-from appliance.auditing import report
-from appliance.cli import cli
+from appliance.audit.log import report
+from appliance.cli.main import cli
 from appliance.config import load
 from appliance.storage.audit import AuditRecord
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from appliance import config
-from appliance.cli import cli
+from appliance.cli.main import cli
 from appliance.config import Strict
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from appliance.cli import cli
+from appliance.cli.main import cli
 from appliance.plugin import UsageRow, UsageSums
 from appliance_plugins.usage.commands import usage
 from appliance_plugins.usage.routes import _DIMENSIONS, _result

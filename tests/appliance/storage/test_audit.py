@@ -14,9 +14,9 @@ from postgres import Postgres
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from appliance import auditing
 from appliance.audit import AuditEvent
-from appliance.auditing import AuditLog
+from appliance.audit import log as auditing
+from appliance.audit.log import AuditLog
 from appliance.errors import Conflict, Unavailable
 from appliance.storage import audit
 from appliance.storage.audit import AuditQuery
@@ -28,7 +28,7 @@ from appliance.storage.tables.audit import GENESIS
 WRITER = """
 import asyncio, sys
 from appliance.audit import AuditEvent
-from appliance.auditing import AuditLog
+from appliance.audit.log import AuditLog
 from appliance.storage.database import Database
 
 async def main(url, name, number):

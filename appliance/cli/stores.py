@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from appliance.audit import AuditEvent, operator
-from appliance.cli_options import config_option, examples, json_option, print_json
+from appliance.cli.options import config_option, examples, json_option, print_json
 from appliance.config import load
 from appliance.errors import StartError
 
@@ -57,7 +57,7 @@ async def _reconcile(config: Config, repair: bool) -> Report:
 
 
 async def _record(config: Config, report: Report) -> None:
-    from appliance.auditing import report as record
+    from appliance.audit.log import report as record
 
     numbers = {name: len(found) for name, found in _plain(report).items() if isinstance(found, list)}
     event = AuditEvent(

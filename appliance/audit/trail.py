@@ -10,9 +10,9 @@ from functools import cached_property
 import msgspec
 
 from appliance.audit import ORIGIN, SHOWS_DOCUMENTS, AuditEvent, Details, Verdict
+from appliance.audit.flood import Flood
 from appliance.context import AppContext
 from appliance.errors import Forbidden, InvalidCredentials, RequestError, Unauthenticated
-from appliance.flood import Flood
 from appliance.types import Findings, Principal, Search
 
 _REMEMBERED = 10_000

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from appliance.audit import AuditEvent, Verdict, operator
-from appliance.cli_options import config_option, examples, json_option, print_json
+from appliance.cli.options import config_option, examples, json_option, print_json
 from appliance.config import load
 from appliance.errors import StartError
 from appliance.storage.ids import now_us, time_of

@@ -12,8 +12,8 @@ from model_wheels import build_wheel, index_environment
 from sqlalchemy import text
 
 from appliance.audit import AuditEvent
-from appliance.auditing import report
-from appliance.cli import cli
+from appliance.audit.log import report
+from appliance.cli.main import cli
 from appliance.config import load
 from appliance.storage.database import Database
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from appliance import __version__
-from appliance.cli_audit import audit
-from appliance.cli_models import models
-from appliance.cli_options import DEFAULT_CONFIG, config_option, examples, json_option, print_json
-from appliance.cli_stores import stores
+from appliance.cli.audit import audit
+from appliance.cli.models import models
+from appliance.cli.options import DEFAULT_CONFIG, config_option, examples, json_option, print_json
+from appliance.cli.stores import stores
 from appliance.config import load
 from appliance.errors import ApplianceError, BadRequest
 from appliance.masking import masked

@@ -2,8 +2,8 @@
 
 import pytest
 
-from appliance import flood
-from appliance.flood import IN_FULL, WINDOW_SECONDS, Flood
+from appliance.audit import flood
+from appliance.audit.flood import IN_FULL, WINDOW_SECONDS, Flood
 
 
 class Clock:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from model_wheels import MODEL, build_wheel, index_environment
 
-from appliance.cli import cli, main
+from appliance.cli.main import cli, main
 
 SOURCE = "wheel:tiny-model==1.0"
 CONFIG = f"""
@@ -199,7 +199,7 @@ def test_help_shows_examples(command):
 
 # -- real processes --------------------------------------------------------------------------------------
 
-RUN = [sys.executable, "-c", "from appliance.cli import main; main()", "models"]
+RUN = [sys.executable, "-c", "from appliance.cli.main import main; main()", "models"]
 
 
 @pytest.mark.slow

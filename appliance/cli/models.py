@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from appliance.audit import AuditEvent, operator
-from appliance.cli_options import config_option, examples, json_option, print_json
+from appliance.cli.options import config_option, examples, json_option, print_json
 from appliance.config import Config, load
 from appliance.errors import ApplianceError, ConfigError
 from appliance.models.store import ModelStore, Version, open_store
@@ -159,7 +159,7 @@ def _lines(source: str) -> Progress:
 def _report(config: Config, action: str, sources: Mapping[str, Mapping[str, str | int]]) -> None:
     """Tell the audit log before the command acknowledges."""
     # Not at the top: the database's library costs a third of a second.
-    from appliance.auditing import report
+    from appliance.audit.log import report
 
     by = operator()
     events = [

@@ -12,7 +12,7 @@ from commands import appliance, write_config
 from distributions import offer  # noqa: F401 - a fixture
 
 from appliance import __version__
-from appliance.cli import main
+from appliance.cli.main import main
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 from eventually import eventually
 
-from appliance import auditing
 from appliance.audit import ORIGIN, AuditEvent, Origin
-from appliance.auditing import AuditLog
+from appliance.audit import log as auditing
+from appliance.audit.log import AuditLog
 from appliance.errors import Unavailable
 from appliance.storage import audit
 from appliance.storage.audit import AuditQuery
@@ -21,7 +21,7 @@ from appliance.storage.database import Database
 KILLED = """
 import asyncio, sys
 from appliance.audit import AuditEvent
-from appliance.auditing import AuditLog
+from appliance.audit.log import AuditLog
 from appliance.storage.database import Database
 
 async def main():

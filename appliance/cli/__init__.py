@@ -1,0 +1,1 @@
+"""The command line, `appliance`: one module per group of commands. Heavy imports stay inside the commands."""
