@@ -124,6 +124,8 @@ class RetrievalConfig(Strict, frozen=True):
     candidates: Count = 50
     """How many hits each search leg contributes before fusion."""
     reranker: str | None = None
+    chunker: str | None = None
+    """Which chunker cuts documents where the client says nothing; ``None`` for the first that a plugin provides."""
     """Name of a reranking model (an entry of ``models``) that reorders what a search found; ``None`` for none."""
     rerank_candidates: Count = 20
     """How many of the best passages it looks at; as many as the client wants, if that is more."""

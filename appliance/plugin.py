@@ -106,6 +106,7 @@ from appliance.types import (
 )
 from appliance.upstream import (
     Upstream,
+    Heading,
     UpstreamBroken,
     UpstreamError,
     UpstreamResponse,
@@ -198,6 +199,7 @@ __all__ = [
     "NotFound",
     "Origin",
     "OutOfSpace",
+    "Heading",
     "OutputFilter",
     "Parser",
     "Passage",

@@ -127,6 +127,8 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
     """One search over some vector stores, on behalf of one principal."""
+    context: str = ""
+    """As of ``StoredChunk``."""
 
     store_ids: tuple[str, ...]
     queries: tuple[str, ...]
@@ -291,6 +293,13 @@ class StoredChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 class Scope(msgspec.Struct, frozen=True):
     """The server-made part of every vector query: rows of this tenant that one of these readers may see.
+    context: str = ""
+    """What the text stands under in its document, as title and section: searched with it, but no part of it."""
+
+    @property
+    def searchable(self) -> str:
+        """What is embedded and searched by words: the context, then the text."""
+        return f"{self.context}\n\n{self.text}" if self.context else self.text
 
     ``stores`` are the ids or names of the vector stores that the caller may reach, ``None`` is all; it has been checked
     before a vector store is asked.
@@ -309,15 +318,45 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """What a parser got out of a file: its text, and notes fit to be shown (for example empty pages)."""
+    """What a parser got out of a file: its text, and notes fit to be shown (for example empty pages).
+
+    ``outline`` holds the headings in their order. ``language`` is that of source code and data (``python``, ``csv``),
+    empty for prose.
+    """
 
     text: str
+class Heading(msgspec.Struct, frozen=True):
+    """Where a part of a document begins: a section of prose, or a definition in source code.
+
+    ``start`` is a character offset, ``level`` 1 for the outermost. The part goes on to the next heading of its level or
+    of one further out; one without ``title`` only ends those before it.
+    """
+
+    start: int
+    level: int
+    title: str = ""
+
+
     title: str = ""
     notes: tuple[str, ...] = ()
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A chunk's place in a document: character offsets, end exclusive."""
+    """A chunk's place in a document: character offsets, end exclusive. ``context`` as of ``StoredChunk``."""
+    outline: tuple[Heading, ...] = ()
+    language: str = ""
+
+    def part(self, start: int, end: int) -> Document:
+        """The stretch between two offsets as a document; the headings that it stands under are at its begin."""
+        open_: list[Heading] = []
+        inside: list[Heading] = []
+        for heading in self.outline:
+            if start < heading.start < end:
+                inside.append(Heading(heading.start - start, heading.level, heading.title))
+            elif heading.start <= start:
+                open_ = [*(one for one in open_ if one.level < heading.level), heading]
+        outline = (*(Heading(0, one.level, one.title) for one in open_), *inside)
+        return msgspec.structs.replace(self, text=self.text[start:end], outline=outline)
 
     start: int
     end: int
@@ -325,6 +364,7 @@ class Span(msgspec.Struct, frozen=True):
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of ``models`` as an engine or embedder factory gets it.
+    context: str = ""
 
     ``path`` is the local folder of the weights, ``None`` when the source is not pulled yet or the model is
     remote. ``where`` is the YAML path for error messages, as in ``models[0]``.

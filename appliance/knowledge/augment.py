@@ -141,7 +141,7 @@ def _within(passages: list[Passage], characters: int) -> list[Passage]:
     """As many of the best passages as fit; the first always."""
     kept: list[Passage] = []
     for passage in passages:
-        characters -= len(passage.text)
+        characters -= len(passage.context) + len(passage.text)
         if kept and characters < 0:
             break
         kept.append(passage)

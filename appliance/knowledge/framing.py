@@ -37,4 +37,5 @@ def framed(passages: Sequence[Passage]) -> str:
 
 def _source(passage: Passage, number: int) -> str:
     name = _NAME.sub("_", passage.filename)[:120]
-    return f'<source id="{number}" file="{name}">\n[{number}] {neutral(passage.text)}\n</source>'
+    text = f"{passage.context}\n{passage.text}" if passage.context else passage.text
+    return f'<source id="{number}" file="{name}">\n[{number}] {neutral(text)}\n</source>'

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
-from appliance.errors import BadRequest, Conflict, IngestionError, InvalidFile
+from appliance.errors import BadRequest, ConfigError, Conflict, IngestionError, InvalidFile, RetrievalUnavailable
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.parsing import ParserPool
 from appliance.protocols import Chunker, VectorStore
@@ -52,7 +50,9 @@ class Indexer:
     backend: VectorStore
     embedders: Mapping[str, BatchingEmbedder]
     default: BatchingEmbedder
-    chunker: Chunker
+    chunkers: Mapping[str, Chunker]
+    chunker: str
+    """The name of the one that cuts where a file names none."""
     parsers: ParserPool
 
     async def index(self, work: Work) -> Written:
@@ -67,7 +67,7 @@ class Indexer:
         await self._prepare(work, embedder)
         written = Written(work, 0, 0, document.notes, work.attributes, work.readers)
         for start, end in sections(document.text):
-            section = msgspec.structs.replace(document, text=document.text[start:end])
+            section = document.part(start, end)
             spans = await asyncio.to_thread(self._split, section, embedder, work)
             chunks = [_chunk(work, section, span, written.chunks + i, start) for i, span in enumerate(spans)]
             await self._write(written, embedder, chunks)
@@ -88,41 +88,47 @@ class Indexer:
         for candidate in (named, *self.embedders.values()):
             if candidate.embedder.fingerprint == work.fingerprint:
                 return candidate
+        if work.replaced:
+            raise RetrievalUnavailable("its store is being indexed by another model first", retry_after=30)
         raise IngestionError(
             f"the store holds vectors of {work.embedder}, and the configured embedding model is {self.default.name}; "
-            "run 'appliance stores reindex' or configure the old model again"
+            f"run 'appliance stores reindex {work.store_id} --embedder {self.default.name}' or configure the old model "
+            "again, then attach the file again"
         )
 
     def _split(self, document: Document, embedder: BatchingEmbedder, work: Work) -> Sequence[Span]:
         """Runs in a thread."""
         tokens = embedder.embedder.token_spans(document.text)
-        return self.chunker.split(document, size=work.chunk_size, overlap=work.chunk_overlap, spans=tokens)
+        return self.chunkers[self.chunker].split(
+            document, size=work.chunk_size, overlap=work.chunk_overlap, spans=tokens
+        )
 
     async def _prepare(self, work: Work, embedder: BatchingEmbedder) -> None:
         dimensions = embedder.embedder.dimensions
         try:
-            await uninterrupted(self.backend.create(work.store_id, dimensions))
+            await uninterrupted(self.backend.create(work.collection, dimensions))
         except Conflict as error:
             raise IngestionError(str(error)) from error
-        async with self.database.session() as session:
-            await stores.claim_embedder(
-                session,
-                work.store_id,
-                embedder=embedder.name,
-                fingerprint=embedder.embedder.fingerprint,
-                dimensions=dimensions,
-            )
-        await uninterrupted(self.backend.delete_file(work.store_id, work.file_id))
+        if work.fingerprint is None:
+            async with self.database.session() as session:
+                await stores.claim_embedder(
+                    session,
+                    work.store_id,
+                    embedder=embedder.name,
+                    fingerprint=embedder.embedder.fingerprint,
+                    dimensions=dimensions,
+                )
+        await uninterrupted(self.backend.delete_file(work.collection, work.file_id))
 
     async def _write(self, written: Written, embedder: BatchingEmbedder, chunks: Sequence[StoredChunk]) -> None:
         """Embed and write chunks, a group at a time."""
         for first in range(0, len(chunks), WRITE_CHUNKS):
             group = chunks[first : first + WRITE_CHUNKS]
             try:
-                rows = await embedder.embed([chunk.text for chunk in group], bulk=True)
+                rows = await embedder.embed([chunk.searchable for chunk in group], bulk=True)
             except BadRequest as error:
                 raise IngestionError(f"the embedding model refused a piece of the file: {error}") from error
-            await uninterrupted(self.backend.upsert(written.work.store_id, group, rows.vectors))
+            await uninterrupted(self.backend.upsert(written.work.collection, group, rows.vectors))
             written.chunks += len(group)
             written.usage_bytes += len(rows.vectors) + sum(len(chunk.text.encode()) for chunk in group)
 
@@ -140,7 +146,7 @@ def sections(text: str, limit: int = SECTION_CHARACTERS) -> Iterator[tuple[int, 
 
 def _chunk(work: Work, section: Document, span: Span, position: int, offset: int) -> StoredChunk:
     return StoredChunk(
-        id=chunk_id(work.file_id, work.version, position),
+        id=chunk_id(work.file_id, work.version, position, work.generation),
         file_id=work.file_id,
         position=position,
         text=section.text[span.start : span.end],
@@ -149,12 +155,27 @@ def _chunk(work: Work, section: Document, span: Span, position: int, offset: int
         tenant=work.tenant,
         readers=work.readers,
         attributes=work.attributes,
+        context=span.context,
     )
 
 
-def chunk_id(file_id: str, version: int, position: int) -> str:
-    """The id of a chunk: written twice it is the same, and it tells which version of which file it is of."""
-    return f"{file_id}:{version}:{position}"
+def chunk_id(file_id: str, version: int, position: int, generation: int = 0) -> str:
+    """The id of a chunk: written twice it is the same, and it tells which version of which file it is of.
+
+    Another embedder cuts files elsewhere, so the number of the store's collection goes with the version.
+    """
+    return f"{file_id}:{version}-{generation}:{position}" if generation else f"{file_id}:{version}:{position}"
+
+
+def check_chunker(name: str | None, chunkers: Mapping[str, Chunker]) -> None:
+    """Look whether there is a chunker, and the one that ``retrieval.chunker`` names. Raises ConfigError."""
+    if not chunkers:
+        raise ConfigError("plugins: retrieval needs a chunker; list tokens under plugins")
+    if name is not None and name not in chunkers:
+        raise ConfigError(
+            f"retrieval.chunker: no listed plugin provides {name}; list chunkers under plugins, or name one of "
+            + ", ".join(chunkers)
+        )
 
 
 async def uninterrupted(awaitable: Awaitable[_T]) -> _T:

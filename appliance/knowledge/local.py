@@ -13,7 +13,7 @@ from appliance.context import AppContext
 from appliance.errors import ConfigError, Conflict, ModelNotFound, RetrievalUnavailable
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.filters import Attributes
-from appliance.knowledge.indexing import Indexer
+from appliance.knowledge.indexing import Indexer, check_chunker
 from appliance.knowledge.ingest import Ingestor
 from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool
@@ -231,15 +231,15 @@ class LocalKnowledge:
         if default is None:
             raise ConfigError("retrieval.embedder: name the embedding model, an entry of models with embedder set")
         chunkers = self._plugins.chunkers()
-        if not chunkers:
-            raise ConfigError("plugins: retrieval needs a chunker; list tokens under plugins")
+        check_chunker(config.retrieval.chunker, chunkers)
         return Indexer(
             database=self._context.database,
             blobs=BlobStore(self._context.data_dir / "files"),
             backend=backend,
             embedders=self._embedders,
             default=self._embedders[default.name],
-            chunker=next(iter(chunkers.values())),
+            chunkers=chunkers,
+            chunker=config.retrieval.chunker or next(iter(chunkers)),
             parsers=ParserPool(config, names=self._plugins.parser_names(), size=2),
         )
 

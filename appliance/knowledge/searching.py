@@ -189,3 +189,4 @@ def _passage(item: _Found, filename: str, score: float) -> Passage:
         matched=item.matched,
         attributes=chunk.attributes,
     )
+        context=chunk.context,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 
-from appliance.types import Document
+from appliance.types import Document, Heading
 
 _LINE_BREAK = re.compile("\r\n|[\r\v\f\x85\u2028\u2029]")
 # Tag characters, zero-width spaces and control characters can carry instructions that no human sees. Joiners
@@ -18,6 +20,29 @@ def clean(text: str) -> str:
 
 
 def clean_document(document: Document) -> Document:
-    """The same document with text, title and notes cleaned; title and notes each on one line."""
-    notes = tuple(" ".join(clean(note).split()) for note in document.notes)
-    return Document(text=clean(document.text), title=" ".join(clean(document.title).split()), notes=notes)
+    """The same document with all its texts cleaned; title, notes and headings each on one line."""
+    outline = sorted(document.outline, key=lambda heading: heading.start)
+    text, starts = _pieces(document.text, [min(max(heading.start, 0), len(document.text)) for heading in outline])
+    return Document(
+        text=text,
+        title=_line(document.title),
+        notes=tuple(map(_line, document.notes)),
+        outline=tuple(
+            Heading(start, heading.level, _line(heading.title)) for start, heading in zip(starts, outline, strict=True)
+        ),
+        language=document.language,
+    )
+
+
+def _line(text: str) -> str:
+    return " ".join(clean(text).split())
+
+
+def _pieces(text: str, offsets: Sequence[int]) -> tuple[str, list[int]]:
+    """The cleaned text, and where the ascending offsets are in it."""
+    pieces, found, length = [], [], 0
+    for start, end in pairwise([0, *offsets, len(text)]):
+        pieces.append(clean(text[start:end]))
+        length += len(pieces[-1])
+        found.append(length)
+    return "".join(pieces), found[:-1]

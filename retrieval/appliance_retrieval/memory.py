@@ -82,7 +82,7 @@ class MemoryStore:
             raise Conflict(f"{collection} keeps vectors of {found.dimensions} numbers")
         matrix = np.frombuffer(vectors, "<f4").reshape(len(chunks), found.dimensions)
         for chunk, vector in zip(chunks, matrix, strict=True):
-            found.rows[chunk.id] = _Row(chunk, vector, Counter(search_terms(chunk.text)))
+            found.rows[chunk.id] = _Row(chunk, vector, Counter(search_terms(chunk.searchable)))
 
     async def delete_file(self, collection: str, file_id: str) -> None:
         """Remove every chunk of a file."""

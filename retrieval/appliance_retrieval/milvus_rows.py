@@ -24,6 +24,7 @@ class Details(msgspec.Struct, array_like=True):
     end: int
     readers: tuple[str, ...]
     attributes: dict[str, Scalar]
+    context: str = ""
 
 
 _decode_details = msgspec.json.Decoder(Details).decode
@@ -87,7 +88,7 @@ def _row(chunk: StoredChunk, unit: list[float]) -> dict[str, Any]:
         "position": chunk.position,
         "tenant": chunk.tenant,
         "text": _checked(chunk.text, chunk),
-        "terms": terms_text(chunk.text),
+        "terms": terms_text(chunk.searchable),
         "dense": unit,
         **mutable_fields(chunk),
     }
@@ -95,7 +96,7 @@ def _row(chunk: StoredChunk, unit: list[float]) -> dict[str, Any]:
 
 def mutable_fields(chunk: StoredChunk) -> dict[str, Any]:
     """The fields that change with a chunk's readers and attributes."""
-    details = Details(chunk.start, chunk.end, chunk.readers, dict(chunk.attributes))
+    details = Details(chunk.start, chunk.end, chunk.readers, dict(chunk.attributes), chunk.context)
     return {
         "readers": _checked(readers_text(chunk.readers), chunk),
         "details": _checked(msgspec.json.encode(details).decode(), chunk),
@@ -130,4 +131,5 @@ def chunk_of(row: Mapping[str, Any]) -> StoredChunk:
         tenant=row["tenant"],
         readers=details.readers,
         attributes=details.attributes,
+        context=details.context,
     )

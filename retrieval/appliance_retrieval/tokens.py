@@ -27,9 +27,12 @@ class Tokens:
         """
         if not 0 <= overlap < size:
             raise ValueError(f"overlap must be at least 0 and less than size ({size}), not {overlap}")
+        text = document.text
+        # What the tokenizer passes over, as control characters, goes with the tokens before it.
+        edges = [0, *(start for start, _ in spans[1:]), len(text)]
         pieces = (
-            _trimmed(document.text, spans[start][0], spans[end - 1][1])
-            for start, end in _windows(document.text, size, overlap, spans)
+            _trimmed(text, edges[start], max(edges[end], spans[end - 1][1]))
+            for start, end in _windows(text, size, overlap, spans)
         )
         return [piece for piece in pieces if piece.start < piece.end]
 

@@ -46,6 +46,12 @@ def test_every_token_that_shows_is_in_a_chunk(text: str, sizes: tuple[int, int],
             assert any(chunk.start <= start and end <= chunk.end for chunk in chunks)
 
 
+def test_what_the_tokenizer_passes_over_is_in_a_chunk() -> None:
+    text = "~ab ~~ cd ~ ef~"
+    spans = [match.span() for match in re.finditer(r"\w+", text)]
+    assert [text[chunk.start : chunk.end] for chunk in split(text, 1, 0, spans)] == ["~ab ~~", "cd ~", "ef~"]
+
+
 @given(TEXTS, SIZES)
 def test_no_chunk_holds_more_tokens_than_size(text: str, sizes: tuple[int, int]) -> None:
     spans = word_spans(text)

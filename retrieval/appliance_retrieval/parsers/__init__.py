@@ -8,18 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from appliance.plugin import Document, InvalidFile, Parser, hookimpl
 from appliance_retrieval.parsers import html, office, pdf, text
 from appliance_retrieval.parsers.kinds import MEDIA_TYPES, SUFFIXES, Kind, kind_of
+from appliance_retrieval.parsers.outline import outline
 
 _READERS: dict[Kind, Callable[[Path, str | None], Document]] = {
     "text": text.read,
+    "markdown": text.read,
     "html": html.read,
     "pdf": pdf.read,
     "docx": office.read_docx,
     "pptx": office.read_pptx,
     "xlsx": office.read_xlsx,
 }
+_MARKDOWN: tuple[Kind, ...] = ("markdown", "html", "docx", "pptx", "xlsx")
+"""What is Markdown, or is made into it."""
 
 
 class Documents:
@@ -36,9 +42,12 @@ class Documents:
         """
         if path.stat().st_size == 0:
             raise InvalidFile("the file is empty (0 bytes); upload it again with its content")
-        document = _READERS[kind_of(path, filename, media_type)](path, media_type)
+        kind = kind_of(path, filename, media_type)
+        document = _READERS[kind](path, media_type)
         if not document.text.strip():
             raise InvalidFile("the file holds no text, only white space or pictures; upload one with text")
+        if kind in _MARKDOWN:
+            return msgspec.structs.replace(document, outline=outline(document.text))
         return document
 
 

@@ -8,18 +8,18 @@ from typing import Literal, TypeAlias
 
 from appliance.plugin import InvalidFile, UnsupportedFile
 
-Kind: TypeAlias = Literal["text", "html", "pdf", "docx", "pptx", "xlsx"]
+Kind: TypeAlias = Literal["text", "markdown", "html", "pdf", "docx", "pptx", "xlsx"]
 
 # Written as running text, since one a line they would fill two screens.
 _TEXT_SUFFIXES = """
-.txt .text .log .md .markdown .mdx .rst .adoc .asciidoc .org .tex .bib .csv .tsv .json .jsonl .ndjson .ipynb .yaml .yml
+.txt .text .log .rst .adoc .asciidoc .org .tex .bib .csv .tsv .json .jsonl .ndjson .ipynb .yaml .yml
 .toml .ini .cfg .conf .properties .env .xml .xsd .svg .py .pyi .js .mjs .cjs .jsx .ts .mts .cts .tsx .go .rs .c .h .cc
 .cpp .cxx .hpp .cs .java .kt .kts .scala .groovy .swift .m .mm .rb .php .pl .pm .lua .r .jl .dart .ex .exs .erl .hs .ml
 .clj .fs .vb .pas .f90 .asm .sql .graphql .proto .sh .bash .zsh .fish .ps1 .bat .cmd .css .scss .less .vue .svelte .tf
 .hcl .gradle .cmake .mk .diff .patch .srt .vtt .eml
 """
 _TEXT_MEDIA_TYPES = """
-text/plain text/markdown text/csv text/tab-separated-values text/xml text/yaml text/css text/javascript text/x-python
+text/plain text/csv text/tab-separated-values text/xml text/yaml text/css text/javascript text/x-python
 application/json application/jsonl application/x-ndjson application/yaml application/x-yaml application/toml
 application/xml application/javascript application/x-javascript application/typescript application/sql
 application/x-sh application/csv
@@ -28,6 +28,7 @@ _OPEN_XML = "application/vnd.openxmlformats-officedocument."
 
 SUFFIXES: dict[str, Kind] = {
     **dict.fromkeys(_TEXT_SUFFIXES.split(), "text"),
+    **dict.fromkeys((".md", ".markdown", ".mdx"), "markdown"),
     **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
     ".pdf": "pdf",
     ".docx": "docx",
@@ -36,6 +37,7 @@ SUFFIXES: dict[str, Kind] = {
 }
 MEDIA_TYPES: dict[str, Kind] = {
     **dict.fromkeys(_TEXT_MEDIA_TYPES.split(), "text"),
+    "text/markdown": "markdown",
     **dict.fromkeys(("text/html", "application/xhtml+xml"), "html"),
     "application/pdf": "pdf",
     _OPEN_XML + "wordprocessingml.document": "docx",
