@@ -36,6 +36,7 @@ class ModelRoute(Route):
         check: Callable[[Any, LimitsConfig], None],
     ) -> None:
         super().__init__(path, type_)
+        self.idempotent = operation != "embeddings"
         self.operation: Operation = operation
         self._check = check
         self._known = frozenset(field.encode_name for field in msgspec.structs.fields(type_))
@@ -43,9 +44,12 @@ class ModelRoute(Route):
     async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
         """The last bytes go out after the context is left: whoever has seen them finds every lease given back."""
         call = self._call(scope, body, runtime)
-        if getattr(call.request, "store", None):
+        store = getattr(call.request, "store", None)
+        if store:
             await self._serve_kept(call, runtime, reply)
             return
+        if store is False:
+            reply.forget()
         if not call.stream:
             async with runtime.pipeline.answer(call, self.path) as answer:
                 payload = (await only(answer)).payload

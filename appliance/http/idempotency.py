@@ -39,11 +39,14 @@ _OVERHEAD = 1 << 20
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """An answer of success as JSON. ``keep=False``: the client wanted nothing of it to be kept."""
+    """An answer of success, as JSON unless the headers say otherwise. ``keep=False``: nothing of it is to be kept."""
 
     body: bytes
     headers: Mapping[str, str] = {}
     keep: bool = True
+
+
+Work = Callable[[], Awaitable[Outcome]]
 
 
 def idempotent(handler: Handler) -> Handler:
@@ -71,7 +74,7 @@ async def once(
     caller: Principal,
     key: str,
     fingerprint: Callable[[], Awaitable[str]],
-    work: Callable[[], Awaitable[Outcome]],
+    work: Work,
 ) -> Outcome:
     """What ``work`` gives, or gave to an equal request before.
 
@@ -143,7 +146,7 @@ async def _renewed(database: Database, tenant: str, row: KeptAnswer) -> AsyncIte
             await task
 
 
-def digest_of(method: str, path: str, query: bytes, body: bytes = b"") -> str:
+async def fingerprint_of(method: str, path: str, query: bytes, body: bytes) -> str:
     """The fingerprint of a request whose body is at hand."""
     return _begun(method, path, query, body).hexdigest()
 

@@ -44,6 +44,7 @@ class MessagesRoute(Route):
     """``POST /v1/messages``."""
 
     form = errors.ErrorForm(error_body, b"event: error\n", ("x-request-id", "request-id"))
+    idempotent = True
 
     def __init__(self) -> None:
         super().__init__("/v1/messages", MessagesRequest)

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from litestar import Response
+from litestar.response import Stream
 from litestar.types import Scope
 
-from appliance.errors import BadRequest
+from appliance.errors import ApplianceError, BadRequest
 from appliance.http import errors, idempotency
 from appliance.http.disconnect import ClientGone
-from appliance.http.hot import Reply, Route
+from appliance.http.hot import EVENT_STREAM, KeptReply, Reply, Route
 from appliance.http.objects import Deleted
 from appliance.http.requests import HttpRequest, Page, answer, item_page, principal, query_of, runtime
 from appliance.http.tokens import CountRoute, counting
+from appliance.responses.events import encoded, follow
 from appliance.responses.items import read_input
 from appliance.responses.output import Json
+from appliance.responses.replay import replay
 from appliance.responses.request import ResponsesRequest, chat_of
 from appliance.responses.service import PATH, Prepared, Responses, unheard
-from appliance.storage import responses
+from appliance.storage import response_events, responses
 from appliance.storage.tables.responses import StoredResponse
-from appliance.types import Call
+from appliance.types import Call, Principal
 from appliance.wire import TokenizeRequest
 
 if TYPE_CHECKING:
@@ -41,41 +44,50 @@ class ResponsesRoute(Route):
         super().__init__(PATH, ResponsesRequest)
 
     async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
-        """Answer at once, as a stream, or with the promise to work on it. A stream is not kept for its key."""
-        request, key = self.decode(body), scope["state"]["headers"].get(idempotency.HEADER)
-        work = partial(self._make, request, scope, runtime, reply)
-        if request.stream and not request.background:
-            prepared = await runtime.responses.prepare(request, scope["user"])
-            await _stream(runtime.responses, prepared, _call(prepared, scope, runtime), reply)
-            return
-        if key is None:
-            made = await work()
-        else:
-            made = await idempotency.once(runtime.database, scope["user"], key, partial(_fingerprint, body), work)
-        reply.add_headers(made.headers)
-        await reply.send_json(made.body)
-
-    async def _make(
-        self, request: ResponsesRequest, scope: Scope, runtime: Runtime, reply: Reply
-    ) -> idempotency.Outcome:
-        service = runtime.responses
+        """Answer at once, as a stream, or with the promise to work on it."""
+        request, service = self.decode(body), runtime.responses
         prepared = await service.prepare(request, scope["user"])
+        if not request.stored:
+            reply.forget()
         if request.background:
-            await service.enqueue(prepared)
-            runtime.background.wake()
+            await _enqueue(prepared, runtime)
+        elif request.stream:
+            await _stream(service, prepared, _call(prepared, scope, runtime), reply)
+            return
         else:
             await service.generate(prepared, _call(prepared, scope, runtime), unheard, reply.add_headers)
-        return idempotency.Outcome(_encode(prepared.response), keep=request.stored)
+        if request.stream:
+            await _stream_background(prepared.response["id"], scope, runtime, reply)
+        else:
+            await reply.send_json(_encode(prepared.response))
+
+    async def serve_once(self, key: str, scope: Scope, body: bytes, runtime: Runtime, reply: KeptReply) -> None:
+        """A background response is made once, whoever breaks off its stream: the key stands for the response."""
+        request = self.decode(body)
+        if not (request.background and request.stream):
+            await super().serve_once(key, scope, body, runtime, reply)
+            return
+
+        async def work() -> idempotency.Outcome:
+            prepared = await runtime.responses.prepare(request, scope["user"])
+            await _enqueue(prepared, runtime)
+            return idempotency.Outcome(_encode(prepared.response))
+
+        made = await self.once(key, scope, body, runtime, work)
+        reply.add_headers(made.headers)
+        await _stream_background(msgspec.json.decode(made.body)["id"], scope, runtime, reply)
+        await reply.finish(reply.outcome)
+
+
+async def _enqueue(prepared: Prepared, runtime: Runtime) -> None:
+    await runtime.responses.enqueue(prepared)
+    runtime.background.wake()
 
 
 def _call(prepared: Prepared, scope: Scope, runtime: Runtime) -> Call:
     state = scope["state"]
     background = state.get("background", False)
     return runtime.responses.call(prepared, state["request_id"], state["headers"], background=background)
-
-
-async def _fingerprint(body: bytes) -> str:
-    return idempotency.digest_of("POST", PATH, b"", body)
 
 
 async def _stream(service: Responses, prepared: Prepared, call: Call, reply: Reply) -> None:
@@ -85,7 +97,7 @@ async def _stream(service: Responses, prepared: Prepared, call: Call, reply: Rep
         if not reply.started:
             await reply.start_stream()
         for event in events:
-            await reply.send_piece(_event(event))
+            await reply.send_piece(encoded(event))
 
     try:
         await service.generate(prepared, call, send, reply.add_headers)
@@ -95,25 +107,74 @@ async def _stream(service: Responses, prepared: Prepared, call: Call, reply: Rep
         if not reply.started:
             raise
         errors.log_unexpected(error, call.id)
-        await reply.send_piece(_event(prepared.builder.fail(errors.as_request_error(error))))
+        reply.forget()
+        await reply.send_piece(encoded(prepared.builder.fail(errors.as_request_error(error))))
     await reply.end_stream(b"")
 
 
-def _event(event: Json) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
+async def _stream_background(response_id: str, scope: Scope, runtime: Runtime, reply: Reply) -> None:
+    """The events as they are written down; a client that leaves can go on with ``GET``, and the work goes on anyway."""
+    await reply.start_stream()
+    async with aclosing(_followed(runtime, scope["user"], response_id)) as pieces:
+        async for piece in pieces:
+            await reply.send_piece(piece)
+    await reply.end_stream(b"")
+
+
+async def _followed(
+    runtime: Runtime, caller: Principal, response_id: str, seen: int = -1
+) -> AsyncGenerator[bytes, None]:
+    """The events behind ``seen``. What goes wrong is an event too; its number is the one to go on from."""
+    try:
+        found = follow(runtime.database, runtime.background.news, caller.tenant, response_id, seen)
+        async with aclosing(found) as groups:
+            async for events in groups:
+                seen += len(events)
+                yield b"".join(events)
+    except ApplianceError as error:
+        shown = errors.as_request_error(error)
+        told = {"code": shown.code, "message": str(shown), "param": shown.param, "sequence_number": max(0, seen)}
+        yield encoded({"type": "error", **told})
 
 
 class ResponseQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of one response; what it holds was said when it was made, so ``include`` is not read."""
 
     stream: bool = False
+    starting_after: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
 
 
-async def get_response(request: HttpRequest) -> Response[bytes]:
-    """``GET /v1/responses/{response_id}``."""
-    if query_of(request, ResponseQuery).stream:
-        raise BadRequest("stream: a stored response is not streamed again; leave it out", param="stream")
-    return answer((await _row(request)).body)
+async def get_response(request: HttpRequest) -> Response[Any]:
+    """``GET /v1/responses/{response_id}``, as an object or as the events behind ``starting_after``."""
+    wanted = query_of(request, ResponseQuery)
+    row = await _row(request)
+    if not wanted.stream:
+        if wanted.starting_after is not None:
+            raise BadRequest("starting_after needs stream to be true", param="starting_after")
+        return answer(row.body)
+    pieces = await _again(request, row, wanted.starting_after)
+    return Stream(pieces, media_type=EVENT_STREAM, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+
+async def _again(request: HttpRequest, row: StoredResponse, seen: int | None) -> AsyncIterable[bytes] | list[bytes]:
+    """The events of a response: as they were written down, or made from what was stored. Raises BadRequest."""
+    services, caller = runtime(request), principal(request)
+    async with services.database.tenant(caller.tenant, write=False) as session:
+        written = await response_events.last(session, row.id) is not None
+    if request.method == "HEAD":
+        return []
+    if written:
+        return _followed(services, caller, row.id, -1 if seen is None else seen)
+    if row.status in responses.UNFINISHED:
+        raise BadRequest(
+            f"stream: this response was made without it and is {row.status}; ask again without stream", param="stream"
+        )
+    if seen is not None:
+        raise BadRequest(
+            "starting_after: only a response of background and stream is gone on with; leave it out to see all again",
+            param="starting_after",
+        )
+    return [encoded(event) for event in replay(row.body)]
 
 
 async def delete_response(request: HttpRequest) -> Response[bytes]:

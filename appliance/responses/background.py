@@ -1,30 +1,37 @@
 """Works on background responses.
 
-One whose holder died is begun again from the start, ``MAX_ATTEMPTS`` times at most; nothing of an unfinished answer
-was ever shown.
+One whose holder died is begun again from the start, ``MAX_ATTEMPTS`` times at most, if nothing of its answer was ever
+shown. One that had begun to stream fails instead: what clients saw cannot be taken back.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, RequestError
 from appliance.http.errors import as_request_error
 from appliance.leases import LeasedWork
-from appliance.responses.output import ResponseBuilder
+from appliance.responses.events import EventLog, News
+from appliance.responses.output import Json, ResponseBuilder
 from appliance.responses.request import ResponsesRequest
-from appliance.responses.service import Responses, unheard
-from appliance.storage import responses
+from appliance.responses.service import Prepared, Responses, unheard
+from appliance.storage import response_events, responses
 from appliance.storage.database import Database
+from appliance.storage.response_events import NotWanted
 from appliance.storage.tables.responses import StoredResponse
 from appliance.types import stored_principal
 
 log = logging.getLogger("appliance.responses")
 CONCURRENT = 16
+_BEGUN = 2
+"""The sequence number of the first event that work on a response makes; ``created`` and ``queued`` come before."""
 
 
 class BackgroundResponses(LeasedWork[StoredResponse]):
@@ -33,6 +40,12 @@ class BackgroundResponses(LeasedWork[StoredResponse]):
     def __init__(self, service: Responses, database: Database) -> None:
         super().__init__(database, CONCURRENT)
         self._service = service
+        self.news = News()
+
+    def cancel(self, row_id: str) -> None:
+        """See ``LeasedWork``; listeners learn of it at once."""
+        super().cancel(row_id)
+        self.news.tell(row_id)
 
     async def due(self, session: AsyncSession) -> bool:
         """See ``LeasedWork``."""
@@ -52,24 +65,63 @@ class BackgroundResponses(LeasedWork[StoredResponse]):
 
     async def run(self, row: StoredResponse) -> None:
         """Answer one."""
-        request = msgspec.convert(row.request, ResponsesRequest)
-        principal = stored_principal(row.principal)
+        async with self._database.session(write=False) as session:
+            last = await response_events.last(session, row.id)
         builder = ResponseBuilder({**row.body, "output": []})
+        async with AsyncExitStack() as held:
+            events = None
+            if last is not None:
+                builder.number = last + 1
+                events = await held.enter_async_context(EventLog(self._database, row, last + 1, self.news))
+            try:
+                await self._answer_or_fail(row, builder, events)
+            except NotWanted as error:
+                log.info("%s; it is left", error)
+        self.news.tell(row.id)
+
+    async def _answer_or_fail(self, row: StoredResponse, builder: ResponseBuilder, events: EventLog | None) -> None:
         try:
-            if row.attempts > responses.MAX_ATTEMPTS:
-                raise ApplianceError("the server stopped again and again while it worked on this response")
-            prepared = await self._service.prepare(request, principal, row.id, row.input)
-            builder = prepared.builder
-            builder.response |= {"created_at": row.body["created_at"], "status": "in_progress"}
-            async with self._database.session() as session:
-                await responses.progress(session, row.id, builder.response)
-            await self._service.generate(prepared, self._service.call(prepared, row.id, {}, background=True), unheard)
+            await self._answer(row, builder, events)
+        except NotWanted:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the response says that it failed
-            log.warning(
-                "background response %s failed: %s",
-                row.id,
-                error if isinstance(error, ApplianceError) else type(error).__name__,
-            )
-            builder.fail(as_request_error(error))
-            async with self._database.session() as session:
-                await responses.end(session, row.id, builder.response)
+            told = error if isinstance(error, ApplianceError) else type(error).__name__
+            log.warning("background response %s failed: %s", row.id, told)
+            ending = [builder.fail(as_request_error(error))]
+            await self._end(row.tenant, builder.response, ending, events)
+
+    async def _answer(self, row: StoredResponse, builder: ResponseBuilder, events: EventLog | None) -> None:
+        if builder.number > _BEGUN:
+            raise RequestError("the server stopped while it streamed this response; ask again")
+        if row.attempts > responses.MAX_ATTEMPTS:
+            raise RequestError("the server stopped again and again while it worked on this response")
+        request, principal = msgspec.convert(row.request, ResponsesRequest), stored_principal(row.principal)
+        prepared = await self._service.prepare(request, principal, row.id, row.input)
+        builder.include = prepared.builder.include
+        builder.response = prepared.response | {"created_at": row.body["created_at"], "status": "in_progress"}
+        prepared = replace(prepared, builder=builder)
+        async with self._database.session() as session:
+            await responses.progress(session, row.id, builder.response)
+        call = self._service.call(prepared, row.id, {}, background=True)
+        send = events.send if events else unheard
+        await self._service.generate(prepared, call, send, keep=partial(self._keep, events))
+
+    async def _keep(self, events: EventLog | None, prepared: Prepared, ending: list[Json]) -> None:
+        await self._end(prepared.principal.tenant, prepared.response, ending, events, prepared)
+
+    async def _end(
+        self,
+        tenant: str,
+        response: Json,
+        ending: list[Json],
+        events: EventLog | None,
+        prepared: Prepared | None = None,
+    ) -> None:
+        """Keep how it ended, its last events, and what it adds to its conversation, in one transaction."""
+        if events is not None:
+            await events.close()
+        async with self._database.tenant(tenant) as session:
+            if events is not None:
+                await events.finish(session, ending)
+            if await responses.end(session, response["id"], response) and prepared is not None:
+                await self._service.converse(session, prepared)

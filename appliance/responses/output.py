@@ -79,32 +79,39 @@ class ResponseBuilder:
 
     response: Json
     include: Sequence[str] = ()
-    _sequence: int = 0
+    number: int = 0
+    """Of the next event: another than 0 where the first ones are known already."""
     _reasoning: _Open | None = None
     _message: _Open | None = None
     _calls: dict[int, _Open] = field(default_factory=dict)
     _annotations: list[Json] = field(default_factory=list)
     _finish_reason: str | None = None
 
+    def queued(self) -> Iterator[Json]:
+        """``created`` and ``queued``: what there is to say before anybody works on it."""
+        yield self.event("response.created", response=self._snapshot())
+        yield self.event("response.queued", response=self._snapshot())
+
     def begin(
         self, passages: Sequence[Passage] = (), question: str | None = None, *, scores: bool = False
     ) -> Iterator[Json]:
         """``created``, ``in_progress``, and the search that came before the answer; with ``scores`` where it may."""
-        yield self._event("response.created", response=self._snapshot())
-        yield self._event("response.in_progress", response=self._snapshot())
+        if self.number == 0:
+            yield self.event("response.created", response=self._snapshot())
+        yield self.event("response.in_progress", response=self._snapshot())
         if question is not None:
             yield from self._search(passages, question, scores)
 
     def _search(self, passages: Sequence[Passage], question: str, scores: bool) -> Iterator[Json]:
         call: Json = {"id": new_id("fs_"), "type": "file_search_call", "status": "in_progress", "queries": [question]}
         opened = self._open({**call, "results": None})
-        yield self._event("response.output_item.added", output_index=opened.index, item=dict(opened.item))
+        yield self.event("response.output_item.added", output_index=opened.index, item=dict(opened.item))
         for step in ("in_progress", "searching", "completed"):
-            yield self._event(f"response.file_search_call.{step}", output_index=opened.index, item_id=call["id"])
+            yield self.event(f"response.file_search_call.{step}", output_index=opened.index, item_id=call["id"])
         opened.item["status"] = "completed"
         if RESULTS in self.include:
             opened.item["results"] = [_result(passage, scores=scores) for passage in passages]
-        yield self._event("response.output_item.done", output_index=opened.index, item=dict(opened.item))
+        yield self.event("response.output_item.done", output_index=opened.index, item=dict(opened.item))
 
     def feed(self, body: Mapping[str, Any]) -> Iterator[Json]:
         """One chunk of a stream, or a whole chat completion."""
@@ -140,7 +147,7 @@ class ResponseBuilder:
                 "status": "in_progress",
             }
             self._reasoning = self._open(item)
-            yield self._event(
+            yield self.event(
                 "response.output_item.added", output_index=self._reasoning.index, item={**item, "content": []}
             )
             part = {"type": "reasoning_text", "text": ""}
@@ -160,7 +167,7 @@ class ResponseBuilder:
                 "content": [],
             }
             self._message = self._open(item)
-            yield self._event(
+            yield self.event(
                 "response.output_item.added", output_index=self._message.index, item={**item, "content": []}
             )
         parts = self._message.item["content"]
@@ -176,7 +183,7 @@ class ResponseBuilder:
         parts[place]["text"] += text
         if LOGPROBS in self.include:
             parts[place]["logprobs"] += logprobs
-        yield self._piece("response.output_text.delta", self._message, place, delta=text, logprobs=_short(logprobs))
+        yield self._piece("response.output_text.delta", self._message, place, delta=text, logprobs=shortened(logprobs))
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[Json]:
         yield from self._end_reasoning()
@@ -193,10 +200,10 @@ class ResponseBuilder:
                 "arguments": "",
             }
             opened = self._calls[place] = self._open(item)
-            yield self._event("response.output_item.added", output_index=opened.index, item=dict(item))
+            yield self.event("response.output_item.added", output_index=opened.index, item=dict(item))
         if arguments := function.get("arguments"):
             opened.item["arguments"] += arguments
-            yield self._event(
+            yield self.event(
                 "response.function_call_arguments.delta",
                 item_id=opened.item["id"],
                 output_index=opened.index,
@@ -220,7 +227,7 @@ class ResponseBuilder:
         self.response["completed_at"] = now()
         if reason:
             self.response["incomplete_details"] = {"reason": reason}
-        yield self._event(f"response.{status}", response=self._snapshot())
+        yield self.event(f"response.{status}", response=self._snapshot())
 
     def fail(self, error: RequestError) -> Json:
         """The last event of a response that broke off. Its error has one of the codes that OpenAI lists."""
@@ -230,7 +237,7 @@ class ResponseBuilder:
         for item in self.response["output"]:
             if item.get("status") == "in_progress":
                 item["status"] = "incomplete"
-        return self._event("response.failed", response=self._snapshot())
+        return self.event("response.failed", response=self._snapshot())
 
     def _end_reasoning(self) -> Iterator[Json]:
         opened = self._reasoning
@@ -250,7 +257,7 @@ class ResponseBuilder:
                 yield self._piece("response.refusal.done", opened, place, refusal=part["refusal"])
             else:
                 yield from self._annotate(opened, place, part)
-                shown = _short(part["logprobs"])
+                shown = shortened(part["logprobs"])
                 yield self._piece("response.output_text.done", opened, place, text=part["text"], logprobs=shown)
             yield self._part_event("done", opened, place, dict(part))
         yield self._done(opened, status)
@@ -265,7 +272,7 @@ class ResponseBuilder:
     def _end_calls(self, status: str) -> Iterator[Json]:
         for opened in self._calls.values():
             item = opened.item
-            yield self._event(
+            yield self.event(
                 "response.function_call_arguments.done",
                 item_id=item["id"],
                 output_index=opened.index,
@@ -275,17 +282,18 @@ class ResponseBuilder:
 
     def _done(self, opened: _Open, status: str) -> Json:
         opened.item["status"] = status
-        return self._event("response.output_item.done", output_index=opened.index, item=dict(opened.item))
+        return self.event("response.output_item.done", output_index=opened.index, item=dict(opened.item))
 
     # -- events ------------------------------------------------------------------------------------------
 
-    def _event(self, kind: str, **fields: Any) -> Json:
-        event = {"type": kind, "sequence_number": self._sequence, **fields}
-        self._sequence += 1
+    def event(self, kind: str, **fields: Any) -> Json:
+        """The next event."""
+        event = {"type": kind, "sequence_number": self.number, **fields}
+        self.number += 1
         return event
 
     def _piece(self, kind: str, opened: _Open, place: int, **fields: Any) -> Json:
-        return self._event(kind, item_id=opened.item["id"], output_index=opened.index, content_index=place, **fields)
+        return self.event(kind, item_id=opened.item["id"], output_index=opened.index, content_index=place, **fields)
 
     def _part_event(self, step: str, opened: _Open, place: int, part: Json) -> Json:
         return self._piece(f"response.content_part.{step}", opened, place, part=part)
@@ -312,7 +320,7 @@ def _logprobs(content: Sequence[Mapping[str, Any]] | None) -> list[Json]:
     ]
 
 
-def _short(logprobs: Sequence[Json]) -> list[Json]:
+def shortened(logprobs: Sequence[Json]) -> list[Json]:
     """Events tell tokens and their logs, without bytes."""
     return [
         {

@@ -108,10 +108,6 @@ def check(request: ResponsesRequest) -> None:
         raise BadRequest("give previous_response_id or conversation, not both", param="conversation")
     if request.background and not request.stored:
         raise BadRequest("background needs store to be true: its answer is fetched later", param="background")
-    if request.background and request.stream:
-        raise BadRequest(
-            "background and stream cannot be combined here; poll GET /v1/responses/{id}", param="background"
-        )
     if request.truncation == "auto":
         raise BadRequest(
             "truncation must be disabled: nothing is cut silently here; send less input", param="truncation"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from appliance.config import LimitsConfig
 from appliance.errors import BadRequest, NotFound
 from appliance.http import validate
+from appliance.responses.events import encoded
 from appliance.responses.items import read_input
 from appliance.responses.output import Json, ResponseBuilder, new_response
 from appliance.responses.request import ResponsesRequest, chat_of, check
-from appliance.storage import conversations, responses
+from appliance.storage import conversations, response_events, responses
 from appliance.storage.database import Database
 from appliance.storage.ids import new_id, now_us
 from appliance.storage.tables.responses import StoredResponse
+from appliance.storage.tenancy import TenantSession
 from appliance.types import Call, Principal
 from appliance.wire import ChatRequest
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 PATH = "/v1/responses"
 Send = Callable[[Iterable[Json]], Awaitable[None]]
 """Takes events as they come about; must go through all of them."""
+Keep = Callable[["Prepared", list[Json]], Awaitable[None]]
+"""Keeps the outcome; gets the last events too, which are not sent yet."""
 
 
 async def unheard(events: Iterable[Json]) -> None:
@@ -114,11 +118,17 @@ class Responses:
             return await conversations.items(session, found.id)
 
     async def generate(
-        self, prepared: Prepared, call: Call, send: Send, add_headers: Callable[[Mapping[str, str]], None] | None = None
+        self,
+        prepared: Prepared,
+        call: Call,
+        send: Send,
+        add_headers: Callable[[Mapping[str, str]], None] | None = None,
+        keep: Keep | None = None,
     ) -> None:
         """Have it answered; the last event is sent when everything is kept and given back.
 
-        ``add_headers`` gets what admitters want the reply to have, before the first event.
+        ``add_headers`` gets what admitters want the reply to have, before the first event. ``keep`` keeps the outcome
+        elsewhere than among the finished responses.
 
         Raises:
             RequestError: before the first event or in between; then nothing was kept.
@@ -132,7 +142,7 @@ class Responses:
             async for chunk in answer:
                 await send(builder.feed(chunk.body))
         ending = list(builder.finish())
-        await self._keep(prepared)
+        await (keep or self._keep)(prepared, ending)
         await send(ending)
 
     def call(
@@ -157,21 +167,21 @@ class Responses:
         row.principal = msgspec.to_builtins(prepared.principal)
         async with self.database.tenant(prepared.principal.tenant) as session:
             await responses.enqueue(session, row)
+            if prepared.request.stream:
+                await session.flush()
+                response_events.add(session, row.id, 0, [encoded(event) for event in prepared.builder.queued()])
 
-    async def _keep(self, prepared: Prepared) -> None:
+    async def _keep(self, prepared: Prepared, _: list[Json]) -> None:
         """Store the response and add to its conversation, in one transaction."""
-        request, tenant = prepared.request, prepared.principal.tenant
-        if request.background:
-            async with self.database.tenant(tenant) as session:
-                if await responses.end(session, prepared.response["id"], prepared.response):
-                    await self._converse(session, prepared)
-        elif request.stored or request.conversation_id:
-            async with self.database.tenant(tenant) as session:
+        request = prepared.request
+        if request.stored or request.conversation_id:
+            async with self.database.tenant(prepared.principal.tenant) as session:
                 if request.stored:
                     session.add(_row(prepared))
-                await self._converse(session, prepared)
+                await self.converse(session, prepared)
 
-    async def _converse(self, session: Any, prepared: Prepared) -> None:
+    async def converse(self, session: TenantSession, prepared: Prepared) -> None:
+        """Add what was asked and answered to its conversation, if it belongs to one."""
         if prepared.request.conversation_id is not None:
             found = await conversations.get(
                 session, prepared.request.conversation_id, prepared.principal.user, lock=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, String
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from appliance.storage.tables.base import Base, Tenanted
@@ -36,6 +36,22 @@ class StoredResponse(Tenanted, Base):
     attempts: Mapped[int] = mapped_column(Integer, default=0)
     lease_expires: Mapped[int] = mapped_column(BigInteger, default=0)
     """Background only: whoever runs it says so until then."""
+
+
+class ResponseEvents(Tenanted, Base):
+    """Events of the stream of a background response that were written together, compressed, one behind the other.
+
+    ``first`` and ``last`` are their sequence numbers; rows of a response leave no gap.
+    """
+
+    __tablename__ = "response_events"
+
+    response_id: Mapped[str] = mapped_column(
+        String(64), ForeignKey("responses.id", ondelete="CASCADE"), primary_key=True
+    )
+    first: Mapped[int] = mapped_column(Integer, primary_key=True)
+    last: Mapped[int] = mapped_column(Integer)
+    events: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class Conversation(Tenanted, Base):

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 from client_types import exactly
+from eventually import eventually, until
+from every_route import GENERATING
 from inline import Everything, Keys, provides
-from loopback import until
 from openai.types.responses import Response
 from sqlalchemy import select, update
 
@@ -123,24 +124,69 @@ async def test_a_response_is_given_again_also_from_another_process(box) -> None:
 async def test_what_is_not_to_be_stored_is_not_kept_either(box) -> None:
     async with box([Emit("secret")]) as b:
         for _ in range(2):
-            body = {"model": "m", "input": "hi", "store": False}
-            assert (await b.client.post("/v1/responses", json=body, headers=KEY)).status_code == 200
+            for path, body in GENERATING.items():
+                if path in ("/v1/responses", "/v1/chat/completions"):
+                    reply = await b.client.post(path, json=body | {"store": False}, headers=KEY)
+                    assert reply.status_code == 200
+        assert len(b.engine.diaries) == 4
+        assert await kept(b) == []
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_is_given_again_byte_for_byte_and_the_engine_is_asked_once(box, path, stream) -> None:
+    async with box([Emit("one "), Emit("two")]) as b:
+        body = GENERATING[path] | {"stream": stream}
+        first = await b.client.post(path, json=body, headers=KEY)
+        again = await b.client.post(path, json=body, headers=KEY)
+        assert (first.status_code, again.status_code) == (200, 200)
+        assert again.content == first.content
+        assert again.headers["content-type"] == first.headers["content-type"]
+        assert "idempotent-replayed" not in first.headers
+        assert again.headers["idempotent-replayed"] == "true"
+        assert again.headers["x-request-id"] != first.headers["x-request-id"]
+        other = await b.client.post(path, json=body | {"temperature": 0.5}, headers=KEY)
+        assert (other.status_code, other.json()["error"]["code"]) == (400, "idempotency_key_reused")
+        assert len(b.engine.diaries) == 1
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_failed_is_not_kept(box, path, stream) -> None:
+    async with box([Emit("one "), Fail()]) as b:
+        body = GENERATING[path] | {"stream": stream}
+        for _ in range(2):
+            answer = await b.client.post(path, json=body, headers=KEY)
+            assert stream or answer.status_code == 502
         assert len(b.engine.diaries) == 2
         assert await kept(b) == []
 
 
-async def test_streams_and_failures_of_responses_are_not_kept(box) -> None:
-    async with box([Emit("a")]) as b:
+@pytest.mark.parametrize("path", GENERATING)
+async def test_a_stream_that_its_client_left_is_made_anew(box, path) -> None:
+    async with box([Emit("one "), Wait(20), Emit("two")]) as b:
+        body = GENERATING[path] | {"stream": True}
+        async with b.client.stream("POST", path, json=body, headers=KEY) as reply:
+            pieces = reply.aiter_bytes()  # held: without it the client would leave at once
+            await anext(pieces)
+            busy = await b.client.post(path, json=body, headers=KEY)
+            assert (busy.status_code, busy.json()["error"]["code"]) == (409, "idempotency_key_in_use")
+        await eventually(lambda: not b.engine.running)
+        b.engine.script = [Emit("whole")]
+
+        async def free() -> bool:
+            return (await b.client.post(path, json=body, headers=KEY)).status_code == 200
+
+        await eventually(free)
+        assert b"whole" in (await b.client.post(path, json=body, headers=KEY)).content
+        assert len(b.engine.diaries) == 2
+
+
+async def test_routes_that_make_nothing_do_not_read_the_header(box) -> None:
+    async with box() as b:
         for _ in range(2):
-            answer = await b.client.post(
-                "/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=KEY
-            )
-            assert "response.completed" in answer.text
-        b.engine.script = [Fail()]
-        for _ in range(2):
-            answer = await b.client.post("/v1/responses", json={"model": "m", "input": "hi"}, headers=KEY)
-            assert answer.status_code == 502
-        assert len(b.engine.diaries) == 4
+            answer = await b.client.post("/tokenize", json={"model": "m", "prompt": "hi"}, headers=KEY)
+            assert "idempotent-replayed" not in answer.headers
         assert await kept(b) == []
 
 
@@ -161,8 +207,8 @@ async def test_a_claim_whose_holder_died_runs_out(box) -> None:
 
 @pytest.mark.slow
 async def test_a_claim_is_held_while_the_work_takes_longer_than_a_lease(box, monkeypatch) -> None:
-    monkeypatch.setattr(idempotency, "LEASE_SECONDS", 2)
-    async with box([Wait(4), Emit("a")]) as b:
+    monkeypatch.setattr(idempotency, "LEASE_SECONDS", 4)
+    async with box([Wait(7), Emit("a")]) as b:
         body = {"model": "m", "input": "hi"}
         first = asyncio.create_task(b.client.post("/v1/responses", json=body, headers=KEY))
         await until(lambda: b.engine.running)

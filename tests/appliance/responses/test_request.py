@@ -80,7 +80,6 @@ def test_a_stream_asks_for_its_usage() -> None:
         ({"include": ["computer_call_output.output.image_url"]}, "include"),
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "conversation"),
         ({"background": True, "store": False}, "background"),
-        ({"background": True, "stream": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
     ],
 )
