@@ -21,6 +21,7 @@ import yaml
 from appliance.errors import ConfigError
 from appliance.loopback import is_loopback
 from appliance.permissions import PERMISSIONS, ROLES, expand
+from appliance.types import MediaTask
 
 _ENV = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
 _PLAIN_URL = re.compile(r"[A-Za-z0-9:/.\-_~%\[\]]+")
@@ -46,6 +47,8 @@ class ServerConfig(Strict, frozen=True):
     """Largest JSON body, in bytes; larger ones get 413."""
     max_file_bytes: Bytes = 512 * 2**20
     """Largest uploaded file, in bytes."""
+    max_media_bytes: Bytes = 25 * 2**20
+    """Largest form of sound or pictures that goes to a model, in bytes; it is held in memory."""
     shutdown_grace: Seconds = 30.0
     """Seconds that running answers get to finish on SIGTERM."""
     cors_origins: tuple[str, ...] = ()
@@ -91,6 +94,8 @@ class ModelConfig(Strict, frozen=True):
     """Unknown request fields that go to the engine instead of being ignored."""
     inputs: tuple[Literal["image", "audio", "video", "file"], ...] | None = None
     """Kinds of message parts that the model reads beside text; ``None`` leaves that to the engine."""
+    tasks: tuple[MediaTask, ...] = ()
+    """What the model does on ``/v1/audio`` and ``/v1/images``."""
     dimensions: tuple[Count, ...] = ()
     """Lengths to which clients may have an embedder's vectors cut, as a Matryoshka model allows."""
     price: PriceConfig | None = None
@@ -119,13 +124,13 @@ class RetrievalConfig(Strict, frozen=True):
     chunk_size: int = 800
     """Tokens a chunk where the client says nothing (``auto``)."""
     chunk_overlap: int = 400
+    chunker: str | None = None
+    """Which chunker cuts documents where the client says nothing; ``None`` for the first that a plugin provides."""
     max_num_results: Count = 5
     """Passages put before the model where the client says nothing."""
     candidates: Count = 50
     """How many hits each search leg contributes before fusion."""
     reranker: str | None = None
-    chunker: str | None = None
-    """Which chunker cuts documents where the client says nothing; ``None`` for the first that a plugin provides."""
     """Name of a reranking model (an entry of ``models``) that reorders what a search found; ``None`` for none."""
     rerank_candidates: Count = 20
     """How many of the best passages it looks at; as many as the client wants, if that is more."""
@@ -425,6 +430,8 @@ def _check_models(config: Config) -> None:
         names.add(model.name)
         if sum(kind is not None for kind in (model.engine, model.embedder, model.reranker, model.alias_of)) != 1:
             raise ConfigError(f"{where}: give exactly one of engine, embedder, reranker and alias_of")
+        if model.tasks and model.engine is None:
+            raise ConfigError(f"{where}.tasks: only a model with an engine has any; remove it")
         if model.dimensions and model.embedder is None:
             raise ConfigError(f"{where}.dimensions: only an embedder's vectors can be cut; remove it")
     for i, model in enumerate(config.models):

@@ -86,12 +86,13 @@ def _prompts(request: CompletionRequest) -> tuple[list[str], int]:
 
 def _estimate(request: object) -> int:
     if isinstance(request, ChatRequest):
-        return _of_bytes([message_text(message) for message in request.messages])
+        return estimated([message_text(message) for message in request.messages])
     if isinstance(request, CompletionRequest):
         texts, given = _prompts(request)
-        return _of_bytes(texts) + given
+        return estimated(texts) + given
     return 0
 
 
-def _of_bytes(texts: list[str]) -> int:
+def estimated(texts: list[str]) -> int:
+    """Tokens of some texts, by their bytes."""
     return -(-sum(len(text.encode("utf-8", "replace")) for text in texts) // _BYTES_A_TOKEN)

@@ -16,11 +16,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from appliance.admission import Admission, capped, metered
+from appliance.admission import Admission, capped, choices_of, metered
 from appliance.audit.trail import Trail
 from appliance.credentials import check_form
 from appliance.errors import (
@@ -34,12 +34,14 @@ from appliance.errors import (
 )
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever, file_search_tools
+from appliance.media.transcripts import check_filterable, filtered, is_transcript
+from appliance.media.watching import watched
 from appliance.models.inputs import check_inputs
 from appliance.protocols import Admitter, Authenticator, Authorizer, Revoking, Telemetry, TraceSpan
 from appliance.recording import Recording
 from appliance.streams import cited, observed
 from appliance.telemetry import NoTelemetry
-from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Findings, Passage, Principal, Search
+from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Findings, MediaTask, Passage, Principal, Search
 from appliance.wire import asks_logprobs
 
 if TYPE_CHECKING:
@@ -80,6 +82,15 @@ class Found:
     headers: Mapping[str, str]
     scores: bool
     """Whether the caller may see the passages' scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Production:
+    """An accepted answer of sound, pictures or a transcript, in pieces; of a stream each is an event."""
+
+    call: Call
+    pieces: AsyncIterator[bytes]
+    headers: Mapping[str, str]
 
 
 @dataclass
@@ -199,6 +210,29 @@ class Pipeline:
             scores = bool(call.passages) and await self.may(call.principal, "scores.read", call.model)
             yield Answer(call, chunks, _headers(admissions), scores, record)
 
+    @asynccontextmanager
+    async def produce(self, call: Call, template: str) -> AsyncIterator[Production]:
+        """The same path for sound and pictures, which are bytes and no chunks; transcripts are filtered as text.
+
+        Raises any RequestError before the first piece, and while iterating.
+        """
+        async with self._run(call, template) as (record, span, held, admissions):
+            _, engine = self.models.resolve_task(call.model, cast("MediaTask", call.operation), call.principal)
+            await self.authorize(call.principal, "models.use", call.model)
+            if self.filters.outputs:
+                check_filterable(call.request)
+            await self._admit(call, record, held, admissions)
+            call = await self.filters.input(call)
+            record.call = call
+            answer = await engine.produce(self._open_step(call, span, held))
+            held.push_async_callback(answer.aclose)
+            pieces = watched(call, answer, record)
+            held.push_async_exit(aclosing(pieces))  # type: ignore[type-var]
+            if self.filters.outputs and is_transcript(call.request):
+                pieces = filtered(call, pieces, self.filters, held)
+                held.push_async_exit(aclosing(pieces))  # type: ignore[type-var]
+            yield Production(call, pieces, _headers(admissions))
+
     async def search(self, call: Call, template: str) -> Found:
         """Take a search of vector stores through its steps. ``call.request`` is the ``Search``, its stores by id.
 
@@ -299,18 +333,22 @@ class Pipeline:
         self, call: Call, record: CallRecord, span: TraceSpan, held: AsyncExitStack
     ) -> AsyncIterator[Chunk]:
         """Wait until the engine has accepted; then its chunks, watched for the record."""
-        step = self.telemetry.start_step(span, "generate", {"gen_ai.request.model": call.model})
-        held.push(_ending(step))
-        if trace := self.telemetry.headers(step):
-            call = msgspec.structs.replace(call, headers={**call.headers, **trace})
+        call = self._open_step(call, span, held)
         model = self.models.resolve(call.model, call.principal)
         record.asked = model.engine.ready
-        if model.tokenizer is not None and call.stream and (call.request.n or 1) == 1:
+        if model.tokenizer is not None and call.stream and choices_of(call.request) == 1:
             record.produced = bytearray()
         generation = await model.engine.generate(call)
         # Closed here, not by the generators above it: one that never starts never runs its clean-up.
         held.push_async_callback(generation.aclose)
         return observed(call, generation, record)
+
+    def _open_step(self, call: Call, span: TraceSpan, held: AsyncExitStack) -> Call:
+        """Begin the engine's part of the trace, which ends with what is held; the call carries it on."""
+        step = self.telemetry.start_step(span, "generate", {"gen_ai.request.model": call.model})
+        held.push(_ending(step))
+        trace = self.telemetry.headers(step)
+        return msgspec.structs.replace(call, headers={**call.headers, **trace}) if trace else call
 
     def _failed(self, error: BaseException, record: CallRecord, span: TraceSpan) -> BaseException:
         translated = error if isinstance(error, ApplianceError) else self.plugins.on_error(error, record.call)

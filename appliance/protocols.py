@@ -94,6 +94,36 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
+class MediaAnswer(Protocol):
+    """An accepted answer of sound, pictures or a transcript: iterate it for its bytes, close it to abort.
+
+    A stream (``call.stream``) yields whole server-sent events of OpenAI's types, one at a time and without ``[DONE]``,
+    the last of which ends in ``.done`` or ``.completed``. Anything else may come in any pieces. It ends only when the
+    answer is complete: anything else raises. ``aclose`` is idempotent, and works before the first piece.
+    """
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def __anext__(self) -> bytes: ...
+    async def aclose(self) -> None:
+        """Abort, or do nothing once the answer is over."""
+
+
+@runtime_checkable
+class MediaEngine(Protocol):
+    """What an engine may also be: one that hears, speaks or draws."""
+
+    async def produce(self, call: Call) -> MediaAnswer:
+        """Return once the engine has accepted the call; the answer's bytes are OpenAI's.
+
+        ``call.operation`` is a ``MediaTask`` that ``models[].tasks`` names, ``call.request`` its ``MediaRequest``.
+
+        Raises:
+            RequestError: as ``Engine.generate`` does.
+        """
+        ...
+
+
+@runtime_checkable
 class Embedder(Protocol):
     """Turns texts into unit vectors. Runs in the worker process."""
 

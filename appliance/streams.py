@@ -64,7 +64,7 @@ async def observed(call: Call, generation: Generation, record: CallRecord) -> As
         if produced is not None and (text := _TEXT.search(event)):
             produced += text[1]
         if (record.tokens and not last) or _OUTPUT.search(event):
-            _count_token(record)
+            count_token(record)
         if last:
             summary = _summary(chunk.payload, record)
             if summary.usage is not None and summary.choices:
@@ -77,7 +77,8 @@ async def observed(call: Call, generation: Generation, record: CallRecord) -> As
         yield chunk
 
 
-def _count_token(record: CallRecord) -> None:
+def count_token(record: CallRecord) -> None:
+    """Note an event with output, and when it passed."""
     record.tokens += 1
     record.last_token = time.perf_counter()
     if record.first_token is None:

@@ -16,10 +16,16 @@ from appliance.knowledge.filters import Filter, Scalar
 from appliance.sse import encode as encode_event
 from appliance.sse import event_data
 
-Operation: TypeAlias = Literal[
-    "chat", "completion", "embeddings", "moderation", "rerank", "score", "search", "tokenize"
+MediaTask: TypeAlias = Literal[
+    "transcription", "translation", "speech", "image_generation", "image_edit", "image_variation"
 ]
+"""What is asked of models that hear, speak or draw."""
+Operation: TypeAlias = (
+    MediaTask | Literal["chat", "completion", "embeddings", "moderation", "rerank", "score", "search", "tokenize"]
+)
 Outcome: TypeAlias = Literal["success", "error", "aborted", "refused"]
+Fusion: TypeAlias = Literal["scores", "ranks"]
+"""How the legs of a search are joined (``knowledge.fusion``)."""
 Names: TypeAlias = Annotated[
     tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=100)
 ]
@@ -123,12 +129,17 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     similarity: float | None = None
     matched: bool = False
     attributes: Mapping[str, Scalar] = {}
+    context: str = ""
+    """As of ``StoredChunk``."""
+    before: str = ""
+    after: str = ""
+    """What stands around it in its document, where a search asks for neighbours."""
+    neighbor_ids: tuple[str, ...] = ()
+    """The chunks that this comes from."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
     """One search over some vector stores, on behalf of one principal."""
-    context: str = ""
-    """As of ``StoredChunk``."""
 
     store_ids: tuple[str, ...]
     queries: tuple[str, ...]
@@ -136,8 +147,15 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     where: Filter | None = None
     score_threshold: float = 0.0
     ranker: str = "auto"
-    text_weight: float = 1.0
-    embedding_weight: float = 1.0
+    fusion: Fusion | None = None
+    """How the legs are joined; ``None`` as ``retrieval.fusion`` says."""
+    text_weight: float | None = None
+    embedding_weight: float | None = None
+    """``None`` for what suits the fusion."""
+    diversity: float = 0.0
+    """How much it counts that a passage differs from those before it, from 0 to 1 (MMR)."""
+    neighbors: int = 0
+    """How many chunks before and behind it in its file a passage brings with it."""
     offset: int = 0
     """How many of the best are passed over: those of earlier pages."""
 
@@ -289,10 +307,6 @@ class StoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = "default"
     readers: tuple[str, ...] = ("*",)
     attributes: Mapping[str, Scalar] = {}
-
-
-class Scope(msgspec.Struct, frozen=True):
-    """The server-made part of every vector query: rows of this tenant that one of these readers may see.
     context: str = ""
     """What the text stands under in its document, as title and section: searched with it, but no part of it."""
 
@@ -300,6 +314,10 @@ class Scope(msgspec.Struct, frozen=True):
     def searchable(self) -> str:
         """What is embedded and searched by words: the context, then the text."""
         return f"{self.context}\n\n{self.text}" if self.context else self.text
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """The server-made part of every vector query: rows of this tenant that one of these readers may see.
 
     ``stores`` are the ids or names of the vector stores that the caller may reach, ``None`` is all; it has been checked
     before a vector store is asked.
@@ -317,14 +335,6 @@ class Hit(msgspec.Struct, frozen=True):
     score: float
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """What a parser got out of a file: its text, and notes fit to be shown (for example empty pages).
-
-    ``outline`` holds the headings in their order. ``language`` is that of source code and data (``python``, ``csv``),
-    empty for prose.
-    """
-
-    text: str
 class Heading(msgspec.Struct, frozen=True):
     """Where a part of a document begins: a section of prose, or a definition in source code.
 
@@ -337,12 +347,16 @@ class Heading(msgspec.Struct, frozen=True):
     title: str = ""
 
 
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """What a parser got out of a file: its text, and notes fit to be shown (for example empty pages).
+
+    ``outline`` holds the headings in their order. ``language`` is that of source code and data (``python``, ``csv``),
+    empty for prose.
+    """
+
+    text: str
     title: str = ""
     notes: tuple[str, ...] = ()
-
-
-class Span(msgspec.Struct, frozen=True):
-    """A chunk's place in a document: character offsets, end exclusive. ``context`` as of ``StoredChunk``."""
     outline: tuple[Heading, ...] = ()
     language: str = ""
 
@@ -358,13 +372,17 @@ class Span(msgspec.Struct, frozen=True):
         outline = (*(Heading(0, one.level, one.title) for one in open_), *inside)
         return msgspec.structs.replace(self, text=self.text[start:end], outline=outline)
 
+
+class Span(msgspec.Struct, frozen=True):
+    """A chunk's place in a document: character offsets, end exclusive. ``context`` as of ``StoredChunk``."""
+
     start: int
     end: int
+    context: str = ""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of ``models`` as an engine or embedder factory gets it.
-    context: str = ""
 
     ``path`` is the local folder of the weights, ``None`` when the source is not pulled yet or the model is
     remote. ``where`` is the YAML path for error messages, as in ``models[0]``.

@@ -15,6 +15,7 @@ from appliance import __version__
 from appliance.credentials import KEY_HEADERS
 from appliance.http.errors import JSON, OPENAI
 from appliance.http.requests import HttpRequest, answer
+from appliance.media.requests import Attachment
 from appliance.permissions import PUBLIC
 from appliance.wire import INTERNAL
 
@@ -77,7 +78,7 @@ def build() -> Json:
 
     kinds = {kind for entry in TABLE for kind in (entry.body, entry.returns, entry.query, entry.form) if kind}
     types = sorted(kinds | {Error, AnthropicError}, key=str)
-    schemas, components = msgspec.json.schema_components(types, ref_template=_SCHEMAS)
+    schemas, components = msgspec.json.schema_components(types, schema_hook=_file_schema, ref_template=_SCHEMAS)
     components = {name: _public(schema) for name, schema in components.items()}
     references = dict(zip(types, schemas, strict=True))
     paths: dict[str, Json] = {}
@@ -105,6 +106,13 @@ def build() -> Json:
         "security": [{name: []} for name in _security()],
     }
     return cast("Json", msgspec.json.decode(msgspec.json.encode(document)))
+
+
+def _file_schema(type_: type) -> Json:
+    """The only type of ours that is no JSON: a file of a form."""
+    if type_ is not Attachment:
+        raise NotImplementedError(type_)
+    return {"type": "string", "format": "binary"}
 
 
 def _security() -> Json:

@@ -10,9 +10,10 @@ from litestar import Response
 
 from appliance.errors import BadRequest, NotFound
 from appliance.http.files import check_purpose, kept_seconds
+from appliance.http.forms import label
 from appliance.http.objects import CompleteUpload, CreateUpload, part_object, upload_object
 from appliance.http.requests import HttpRequest, answer, principal, read_json, runtime, tenant_session
-from appliance.http.uploads import Upload, label
+from appliance.http.uploads import Upload
 from appliance.storage import files, uploads
 from appliance.storage.blobs import BlobStore, BlobWriter
 from appliance.storage.ids import new_id, now, now_us

@@ -20,6 +20,7 @@ from appliance.http import (
     files,
     health,
     hot,
+    media,
     messages,
     models,
     moderations,
@@ -34,6 +35,14 @@ from appliance.http import (
 )
 from appliance.http.errors import JSON
 from appliance.http.requests import HttpRequest, OldestFirst, Page
+from appliance.media.requests import (
+    ImageEditRequest,
+    ImageRequest,
+    ImageVariationRequest,
+    SpeechRequest,
+    TranscriptionRequest,
+    TranslationRequest,
+)
 from appliance.permissions import PUBLIC
 from appliance.responses.request import ResponsesRequest
 from appliance.types import Tokens
@@ -95,6 +104,18 @@ _STORE, _MEMBER_OBJECT, _BATCH_OBJECT = objects.VectorStoreObject, objects.Store
 TABLE: tuple[Entry, ...] = (
     Entry("POST", moderations.PATH, "models.use", "Moderate texts and images", moderations.MODERATION_ROUTE,
           body=ModerationRequest, returns=moderations.Moderations),
+    Entry("POST", media.TRANSCRIPTION_ROUTE.path, "models.use", "Write down what is said", media.TRANSCRIPTION_ROUTE,
+          form=TranscriptionRequest, returns=media.Transcription, media=(*_STREAMED, "text/plain")),
+    Entry("POST", media.TRANSLATION_ROUTE.path, "models.use", "Write down in English what is said",
+          media.TRANSLATION_ROUTE, form=TranslationRequest, returns=media.Transcription, media=(JSON, "text/plain")),
+    Entry("POST", media.SPEECH_ROUTE.path, "models.use", "Speak a text", media.SPEECH_ROUTE, body=SpeechRequest,
+          returns=answers.Binary, media=(*media.SOUNDS.values(), "text/event-stream")),
+    Entry("POST", media.IMAGE_ROUTE.path, "models.use", "Draw what a text says", media.IMAGE_ROUTE,
+          body=ImageRequest, returns=media.Images, media=_STREAMED),
+    Entry("POST", media.IMAGE_EDIT_ROUTE.path, "models.use", "Change pictures as a text says",
+          media.IMAGE_EDIT_ROUTE, form=ImageEditRequest, returns=media.Images, media=_STREAMED),
+    Entry("POST", media.IMAGE_VARIATION_ROUTE.path, "models.use", "Draw pictures like another one",
+          media.IMAGE_VARIATION_ROUTE, form=ImageVariationRequest, returns=media.Images),
     *(Entry("POST", route.path, "models.use", "Rerank texts", route, body=RerankRequest, returns=ranking.Ranking)
       for route in ranking.RERANK_ROUTES),
     *(Entry("POST", route.path, "models.use", "Score pairs", route, body=ScoreRequest, returns=ranking.Scores)

@@ -5,30 +5,22 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from litestar.types import Receive
 from multipart import (  # type: ignore[import-untyped]
     MultipartError,
     MultipartSegment,
     ParserLimitReached,
-    PushMultipartParser,
-    parse_options_header,
 )
 
-from appliance.errors import BadRequest, TooLarge, UnsupportedMedia
-from appliance.knowledge.text import clean
+from appliance.errors import BadRequest, TooLarge
+from appliance.http.forms import OVERHEAD, form_parser, label, media_type_of, pieces_of
 from appliance.storage.blobs import BlobWriter
 
 MAX_FIELD_BYTES = 1024
 MAX_PARTS = 16
-_OVERHEAD = 64 * 1024
-"""Bytes of a body that are not the file."""
-_MAX_NAME = 255
-_BIDI = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 @dataclass
@@ -55,8 +47,9 @@ class Upload:
             TooLarge: the file is over ``limit`` bytes. UnsupportedMedia. OutOfSpace.
         """
         try:
-            parser = self._parser(headers)
-            async for data in self._body(receive):
+            headers = list(headers)
+            parser = form_parser(headers, MAX_PARTS)
+            async for data in pieces_of(headers, receive, self.limit + OVERHEAD, self._too_large):
                 for event in parser.parse(data):
                     await self._take(event)
             parser.close()
@@ -72,18 +65,6 @@ class Upload:
                 param=self.name,
                 code="missing_required_parameter",
             )
-
-    def _parser(self, headers: Iterable[tuple[bytes, bytes]]) -> PushMultipartParser:
-        found = {name: value.decode("latin-1") for name, value in headers}
-        kind, options = parse_options_header(found.get(b"content-type", ""))
-        if kind != "multipart/form-data" or not options.get("boundary"):
-            raise UnsupportedMedia("files are uploaded as multipart/form-data")
-        if found.get(b"content-encoding", "identity") not in ("", "identity"):
-            raise UnsupportedMedia("compressed bodies are not taken; send the file as it is")
-        length = found.get(b"content-length", "")
-        if length.isdigit() and int(length) > self.limit + _OVERHEAD:
-            raise self._too_large()
-        return PushMultipartParser(options["boundary"], max_segment_count=MAX_PARTS, max_header_count=8)
 
     async def _take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
         if isinstance(event, MultipartSegment):
@@ -108,7 +89,7 @@ class Upload:
             if self.filename is not None:
                 raise BadRequest("the form holds two files; upload one at a time", param=self.name)
             self.filename = label(part.filename or "")
-            self.media_type = _media_type(part.header("Content-Type"))
+            self.media_type = media_type_of(part)
 
     def _end(self) -> None:
         if self._part is not None and not self._is_file():
@@ -119,32 +100,3 @@ class Upload:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the file is over {self.limit} bytes {self.too_large}", param=self.name)
-
-    async def _body(self, receive: Receive) -> AsyncIterator[bytes]:
-        """The body's pieces, counted as they come, whatever length was announced."""
-        size, more = 0, True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise BadRequest("the upload ended early; send the whole file again")
-            data, more = message.get("body", b""), message.get("more_body", False)
-            size += len(data)
-            if size > self.limit + _OVERHEAD:
-                raise self._too_large()
-            if data:
-                yield data
-
-
-def label(name: str) -> str:
-    """A client's file name as a label, never a path: its base name without invisible characters, at most 255 long."""
-    base = clean(name).replace("\\", "/").rpartition("/")[2]
-    shown = "".join(c for c in base if unicodedata.category(c) not in ("Cc", "Cs") and c not in _BIDI).strip()
-    if shown.strip(". ") == "":
-        return "upload"
-    suffix = PurePosixPath(shown).suffix[:32]
-    return shown if len(shown) <= _MAX_NAME else shown[: _MAX_NAME - len(suffix)] + suffix
-
-
-def _media_type(value: object) -> str | None:
-    text = str(value or "").strip()
-    return text if text.isascii() and text.isprintable() and 0 < len(text) <= _MAX_NAME else None

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from appliance.config import Config, ModelConfig, TenantConfig
 from appliance.context import AppContext
-from appliance.errors import ApplianceError, BadRequest, ConfigError, ModelNotFound
+from appliance.errors import ApplianceError, BadRequest, ConfigError, ModelNotFound, NotFound
 from appliance.models.embedding import EmbeddingEngine
 from appliance.models.ranking import RankingEngine
-from appliance.protocols import Engine, EngineFactory, Tokenizer
-from appliance.types import ANONYMOUS, ModelSpec, Principal
+from appliance.protocols import Engine, EngineFactory, MediaEngine, Tokenizer
+from appliance.types import ANONYMOUS, MediaTask, ModelSpec, Principal
 
 if TYPE_CHECKING:
     from appliance.knowledge.api import Knowledge
@@ -36,6 +36,10 @@ class Model:
     ranks: bool = False
     tokenizer: Tokenizer | None = None
     """The engine, where it can tokenise."""
+    tasks: frozenset[MediaTask] = frozenset()
+    """What it does with sound and pictures."""
+    media: MediaEngine | None = None
+    """The engine, where it hears, speaks or draws."""
 
 
 class Models:
@@ -61,6 +65,29 @@ class Models:
         if found is None or not self._is_for(caller, name):
             raise ModelNotFound("there is no model of that name; GET /v1/models lists them", param="model")
         return found
+
+    def resolve_task(self, name: str | None, task: MediaTask, caller: Principal) -> tuple[str, MediaEngine]:
+        """The engine for something with sound or pictures: of the model of that name, or of the only one that does it.
+
+        Raises:
+            ModelNotFound: there is none of that name. BadRequest: no name, and several could be meant.
+            NotFound: that model does not; the message names those that do.
+        """
+        named = None if name is None else self.resolve(name, caller)
+        if named is not None and named.media is not None and task in named.tasks:
+            return named.name, named.media
+        mine = [model for model in self.of(caller) if caller.models is None or model.name in caller.models]
+        able = {model.name: model.media for model in mine if model.media is not None and task in model.tasks}
+        names = ", ".join(able)
+        if not able:
+            raise NotFound(f"no model here does {task}; give one models[].tasks: [{task}]", param="model")
+        if named is not None:
+            raise NotFound(f"model {named.name} does no {task}; models that do: {names}", param="model")
+        if len(able) > 1:
+            raise BadRequest(
+                f"model is required, as several do {task}: {names}", param="model", code="missing_required_parameter"
+            )
+        return next(iter(able.items()))
 
     def resolve_chat(self, name: str, caller: Principal) -> Model:
         """The model of that name, which must not be one that embeds or ranks. Raises ModelNotFound, BadRequest."""
@@ -100,7 +127,11 @@ def build_models(
     for i, model in enumerate(config.models):
         if model.engine is not None:
             engine = _engine(model, f"models[{i}]", factories, context, store)
-            built[model.name] = _entry(model, model.name, engine)
+            built[model.name] = entry = _entry(model, model.name, engine)
+            if entry.tasks and entry.media is None:
+                raise ConfigError(
+                    f"models[{i}].tasks: the engine {model.engine} passes on no sound and no pictures; remove it"
+                )
         elif model.embedder is not None and knowledge is not None:
             engine = EmbeddingEngine(model.name, knowledge, model.dimensions)
             built[model.name] = Model(model.name, model.name, engine, embeds=True)
@@ -110,7 +141,8 @@ def build_models(
         if model.alias_of is not None:
             target = built[model.alias_of]
             entry = _entry(model, model.alias_of, target.engine)
-            built[model.name] = entry if entry.inputs is not None else replace(entry, inputs=target.inputs)
+            inputs = target.inputs if entry.inputs is None else entry.inputs
+            built[model.name] = replace(entry, inputs=inputs, tasks=target.tasks)
     return Models({m.name: built[m.name] for m in config.models if m.name in built}, config.auth.tenants)
 
 
@@ -160,4 +192,6 @@ def _entry(model: ModelConfig, serves: str, engine: Engine) -> Model:
         pass_fields=frozenset(model.pass_fields),
         inputs=model.inputs,
         tokenizer=engine if isinstance(engine, Tokenizer) else None,
+        tasks=frozenset(model.tasks),
+        media=engine if isinstance(engine, MediaEngine) else None,
     )

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from appliance.testing.apps import make_app, make_runtime, serving
-from appliance.testing.scripted import CallTool, Emit, Fail, Finish, ScriptedEngine, ScriptedPlugin, Wait
+from appliance.testing.scripted import CallTool, Emit, Fail, Finish, Hold, ScriptedEngine, ScriptedPlugin, Wait
 
 __all__ = [
     "CallTool",
     "Emit",
     "Fail",
     "Finish",
+    "Hold",
     "ScriptedEngine",
     "ScriptedPlugin",
     "Wait",

@@ -19,7 +19,9 @@ from appliance.config import Strict, convert
 from appliance.context import AppContext
 from appliance.errors import BadRequest, ContextLengthExceeded, EngineError
 from appliance.hookspecs import hookimpl
-from appliance.protocols import Engine, EngineFactory, Generation
+from appliance.media.requests import MediaRequest
+from appliance.protocols import Engine, EngineFactory, Generation, MediaAnswer
+from appliance.testing.scripted_media import ScriptedMedia
 from appliance.types import Call, Chunk, ModelSpec, Tokens
 from appliance.wire import (
     ChatRequest,
@@ -36,6 +38,13 @@ class Wait:
     """Do nothing for some seconds."""
 
     seconds: float
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Do nothing until the gate is open: ``gate.set()`` in the event loop that the engine runs in."""
+
+    gate: asyncio.Event
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Finish:
     reason: str
 
 
-Step: TypeAlias = Wait | Emit | CallTool | Fail | Finish
+Step: TypeAlias = Wait | Hold | Emit | CallTool | Fail | Finish
 Script: TypeAlias = Sequence[Step] | Callable[[Call], Sequence[Step]]
 
 
@@ -128,6 +137,21 @@ class ScriptedEngine:
         self.diaries.append(diary)
         script = self.script(call) if callable(self.script) else self.script
         return _Performance(self, diary, list(script), words)
+
+    async def produce(self, call: Call) -> MediaAnswer:
+        """Accept a call for sound or pictures; the script is what a recording says."""
+        diary = Diary(call)
+        self.diaries.append(diary)
+        script = self.script(call) if callable(self.script) else self.script
+        diary.events.append("start")
+        self.running += 1
+
+        def close(event: str) -> None:
+            if diary.events == ["start"]:
+                diary.events.append(event)
+                self.running -= 1
+
+        return ScriptedMedia(call, _words_said(script), close)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         """Each word a token; messages are read one after the other."""
@@ -187,15 +211,29 @@ class _Performance:
         call = self._diary.call
         writer = _Writer(call, self._words)
         for step in script:
-            if isinstance(step, Wait):
-                await asyncio.sleep(step.seconds)
-            elif isinstance(step, Fail):
-                raise step.exception()
-            else:
+            await _pass(step)
+            if isinstance(step, Emit | CallTool | Finish):
                 for body in writer.write(step):
                     yield body
         for body in writer.finish():
             yield body
+
+
+async def _words_said(script: Sequence[Step]) -> AsyncIterator[str]:
+    for step in script:
+        await _pass(step)
+        if isinstance(step, Emit):
+            yield step.text
+
+
+async def _pass(step: Step) -> None:
+    """Take the time that a step takes, or break off where it says so."""
+    if isinstance(step, Wait):
+        await asyncio.sleep(step.seconds)
+    elif isinstance(step, Hold):
+        await step.gate.wait()
+    elif isinstance(step, Fail):
+        raise step.exception()
 
 
 class _Writer:
@@ -204,7 +242,7 @@ class _Writer:
     def __init__(self, call: Call, words: int) -> None:
         self._call = call
         self._chat = isinstance(call.request, ChatRequest)
-        self._n = call.request.n or 1
+        self._n = _choices_of(call.request)
         self._words = words
         self._created = int(time.time())
         self._texts: list[dict[str, str]] = [{} for _ in range(self._n)]
@@ -301,11 +339,22 @@ def _spelled(text: str, top: int) -> dict[str, Any]:
     return {**token, "top_logprobs": [token, *others] if top else []}
 
 
+def _choices_of(request: ChatRequest | CompletionRequest) -> int:
+    """As many as asked for, for each prompt; those of the first prompt come first, as vLLM's do."""
+    return (request.n or 1) * (1 if isinstance(request, ChatRequest) else len(_prompts(request)))
+
+
+def _prompts(request: CompletionRequest) -> list[str | list[int]]:
+    prompt = request.prompt
+    many = isinstance(prompt, list) and not isinstance(prompt[0], int)
+    return prompt if many else [prompt]  # type: ignore[list-item, return-value]
+
+
 def prompt_words(request: ChatRequest | CompletionRequest) -> int:
     """The scripted engine's token count: words of all messages, or of the prompt."""
     if isinstance(request, ChatRequest):
         return len(words_of(request.messages))
-    return len(request.prompt.split()) if isinstance(request.prompt, str) else len(request.prompt)
+    return sum(len(prompt.split()) if isinstance(prompt, str) else len(prompt) for prompt in _prompts(request))
 
 
 def words_of(messages: Sequence[Message]) -> list[str]:
@@ -317,6 +366,8 @@ def last_user_text(call: Call) -> str:
     """The text of the last user message, or the prompt."""
     if isinstance(call.request, ChatRequest):
         return next((message_text(m) for m in reversed(call.request.messages) if m.role == "user"), "")
+    if isinstance(call.request, MediaRequest):
+        return " ".join(call.request.texts)
     return str(call.request.prompt)
 
 

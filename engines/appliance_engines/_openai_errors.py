@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
@@ -19,6 +19,7 @@ from appliance.plugin import (
     EngineError,
     EngineTimeout,
     EngineUnavailable,
+    MediaTask,
     RateLimited,
     RequestError,
     TooLarge,
@@ -27,6 +28,7 @@ from appliance.plugin import (
 __all__ = ["Refusal", "error_object", "refusal"]
 
 _MAX_MESSAGE = 400
+_MEDIA = get_args(MediaTask)
 _CONTEXT = re.compile(
     r"maximum context length|maximum model length|context.(length|window|size)|prompt is too long", re.IGNORECASE
 )
@@ -50,6 +52,10 @@ def refusal(where: str) -> Refusal:
             return EngineError(f"the upstream refused our key: check {where}.options.api_key")
         if status in (404, 405, 501) and call.operation in ("rerank", "score"):
             return BadRequest(f"model {call.model} ranks no texts; ask one that does", param="model")
+        if status in (404, 405, 501) and call.operation in _MEDIA:
+            return EngineError(
+                f"the upstream does no {call.operation}: check {where}.tasks, options.model and base_url"
+            )
         if status in (404, 405):
             return EngineError(f"the upstream has no such model or path: check {where}.options.model and base_url")
         if status == 413:

@@ -13,6 +13,7 @@ from appliance.plugin import (
     EngineTimeout,
     EngineUnavailable,
     Generation,
+    MediaAnswer,
     Upstream,
     UpstreamError,
     UpstreamResponse,
@@ -21,6 +22,8 @@ from appliance.plugin import (
 )
 from appliance_engines._cache_salt import CacheSalt
 from appliance_engines._openai_errors import Refusal, error_object
+from appliance_engines._openai_media import PATHS as MEDIA_PATHS
+from appliance_engines._openai_media import Pieces, checked, encode_media, events
 from appliance_engines._openai_stream import Answer, Renamer, ReportedError, Stream, public
 
 __all__ = ["Client", "Timeouts", "Unreachable", "encode_request"]
@@ -102,10 +105,32 @@ class Client:
         Raises:
             RequestError: see ``Engine.generate``; ``Unreachable`` when no connection could be made.
         """
+        response = await self._send(call, _PATHS[call.operation], encode_request(call, model, self._salt))
+        if call.stream and response.headers.get("content-type", "").startswith("text/event-stream"):
+            return await self._stream(Stream(response, call.model, on_failure), call)
+        return await self._answer(response, call)
+
+    async def produce(self, call: Call, model: str, more: Mapping[str, str] | None = None) -> MediaAnswer:
+        """Send a call for sound or pictures; return once it is accepted. ``more`` are further fields of a form.
+
+        Raises:
+            RequestError: see ``MediaEngine.produce``; ``Unreachable`` when no connection could be made.
+        """
+        body, content_type = encode_media(call, model, more)
+        response = await self._send(call, MEDIA_PATHS[call.operation], body, {"content-type": content_type})
+        if call.stream:
+            return await Pieces(response, events(response, call)).begun()
+        if response.headers.get("content-type", "").startswith("application/json"):
+            return Pieces(response, checked(response, call))
+        return Pieces(response, response)
+
+    async def _send(
+        self, call: Call, path: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> UpstreamResponse:
+        """The response to a call, once its head is there with status 200. Raises RequestError."""
         upstream = self.streams if call.stream else self.plain
-        body, headers = encode_request(call, model, self._salt), _trace_headers(call)
         try:
-            response = await upstream.request("POST", _PATHS[call.operation], body, headers)
+            response = await upstream.request("POST", path, body, {**(headers or {}), **_trace_headers(call)})
         except UpstreamUnreachable as error:
             raise Unreachable("the model is out of reach; try again", retry_after=1.0) from error
         except UpstreamTimeout as error:
@@ -114,9 +139,7 @@ class Client:
             raise EngineError("the model's server closed the connection without an answer; try again") from error
         if response.status != 200:
             raise self._refusal(response.status, response.headers, await _read(response), call)
-        if call.stream and response.headers.get("content-type", "").startswith("text/event-stream"):
-            return await self._stream(Stream(response, call.model, on_failure), call)
-        return await self._answer(response, call)
+        return response
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -181,6 +204,6 @@ async def _read(response: UpstreamResponse) -> bytes:
         await response.aclose()
 
 
-def _trace_headers(call: Call) -> dict[str, str] | None:
+def _trace_headers(call: Call) -> dict[str, str]:
     parent = call.headers.get("traceparent")
-    return {"traceparent": parent} if parent and parent.isascii() and parent.isprintable() else None
+    return {"traceparent": parent} if parent and parent.isascii() and parent.isprintable() else {}

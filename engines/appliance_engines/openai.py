@@ -22,6 +22,7 @@ from appliance.plugin import (
     ConfigError,
     EngineFactory,
     Generation,
+    MediaAnswer,
     ModelSpec,
     Strict,
     UpstreamError,
@@ -120,6 +121,14 @@ class OpenAIEngine:
         """Send the call; see ``Engine.generate``."""
         try:
             return await self._client.generate(call, self._model)
+        except Unreachable:
+            self._note_down()
+            raise
+
+    async def produce(self, call: Call) -> MediaAnswer:
+        """Send a call for sound or pictures; see ``MediaEngine.produce``."""
+        try:
+            return await self._client.produce(call, self._model)
         except Unreachable:
             self._note_down()
             raise

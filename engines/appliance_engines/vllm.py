@@ -17,8 +17,9 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -33,6 +34,7 @@ from appliance.plugin import (
     EngineFactory,
     EngineUnavailable,
     Generation,
+    MediaAnswer,
     ModelSpec,
     RequestError,
     StartError,
@@ -68,6 +70,7 @@ _POLL_SECONDS = 0.25
 _TOKEN_SECONDS = 60.0
 _URL = "http://localhost"
 _MAKES = {"chat": "chat completions", "completion": "text completions", "embeddings": "embeddings"}
+_T = TypeVar("_T")
 
 
 class VllmEngine:
@@ -133,11 +136,22 @@ class VllmEngine:
 
     async def generate(self, call: Call) -> Generation:
         """Send the call; while vLLM starts again, wait up to ``queue_timeout`` for it. See ``Engine.generate``."""
+        name = self._served_name(call.model)
+        return await self._sent(lambda client: client.generate(call, name, self._doubt))
+
+    async def produce(self, call: Call) -> MediaAnswer:
+        """Send a recording, as ``generate`` sends a chat; see ``MediaEngine.produce``."""
+        name = self._served_name(call.model)
+        more = {"stream_include_usage": "true"} if call.stream else {}
+        return await self._sent(lambda client: client.produce(call, name, more))
+
+    async def _sent(self, send: Callable[[Client], Awaitable[_T]]) -> _T:
+        """What vLLM answers; while it starts again, wait up to ``queue_timeout`` for it. Raises RequestError."""
         deadline = asyncio.get_running_loop().time() + self._options.queue_timeout
         while True:
             client = await self._wait_usable(deadline)
             try:
-                return await client.generate(call, self._served_name(call.model), self._doubt)
+                return await send(client)
             except Unreachable:  # it died since; nothing of the call has reached it
                 self._doubt()
             except RequestError as error:
@@ -247,7 +261,8 @@ class VllmEngine:
     def _refusal(self, status: int, headers: Mapping[str, str], body: bytes, call: Call) -> RequestError:
         if status == 404:
             return BadRequest(
-                f"the model {call.model} makes no {_MAKES[call.operation]}; name one that does", param="model"
+                f"the model {call.model} makes no {_MAKES.get(call.operation, call.operation)}; name one that does",
+                param="model",
             )
         return refusal(self._spec.where)(status, headers, body, call)
 

@@ -27,6 +27,7 @@ from appliance.plugin import (
     CompletionRequest,
     ConfigError,
     InputFilter,
+    MediaRequest,
     Message,
     OutputFilter,
     Passage,
@@ -97,6 +98,8 @@ class Wordlist:
         if isinstance(call.request, ScoreRequest):
             queries = await self._texts(call.request.queries, "text_1")
             return _with(call, text_1=queries, text_2=await self._texts(call.request.texts, "text_2"))
+        if isinstance(call.request, MediaRequest):
+            return _with(call, **{name: await self._text(text, name) for name, text in _texts_of(call.request)})
         if isinstance(call.request, Search):
             queries = [await self._text(query, f"query[{i}]") for i, query in enumerate(call.request.queries)]
             return _with(call, queries=tuple(queries))
@@ -208,6 +211,12 @@ def _replaced_call(message: Message, position: int, **fields: Any) -> Message:
     calls = list(message.tool_calls or [])
     calls[position] = msgspec.structs.replace(calls[position], **fields)
     return msgspec.structs.replace(message, tool_calls=calls)
+
+
+def _texts_of(request: MediaRequest) -> list[tuple[str, str]]:
+    """What a person wrote in a request for sound or pictures, by field."""
+    given = ((name, getattr(request, name, None)) for name in ("prompt", "input", "instructions"))
+    return [(name, text) for name, text in given if isinstance(text, str)]
 
 
 def _choices(request: Any) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from appliance.config import LimitsConfig
 from appliance.errors import BadRequest
-from appliance.http.uploads import label
+from appliance.http.forms import label
 from appliance.http.validate import check_chat, check_completion, check_embedding
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.framing import neutral

@@ -12,6 +12,7 @@ from appliance.plugin import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
+    MediaRequest,
     Message,
     ModerationRequest,
     RerankRequest,
@@ -25,7 +26,7 @@ BYTES_PER_TOKEN = 4
 _PER_MESSAGE = 4
 """The chat template's tokens around a message."""
 _PER_ATTACHMENT = 1024
-"""An image or a sound: what it costs has nothing to do with its bytes."""
+"""An image or a sound, read or made: what it costs has nothing to do with its bytes."""
 _COMPLETION_DEFAULT = 16
 """What OpenAI's and vLLM's text completions give where no maximum is named."""
 
@@ -62,6 +63,9 @@ def estimate(call: Call, answer_tokens: int, retrieved_bytes: int) -> Estimate:
         queries = [request.query] if isinstance(request, RerankRequest) else request.queries
         repeated = len(request.texts) // len(queries)
         return Estimate(_tokens(queries) * repeated + _tokens(request.texts), 0, named=True)
+    if isinstance(request, MediaRequest):
+        prompt = _tokens(request.texts) + _PER_ATTACHMENT * request.attachments
+        return Estimate(prompt, _PER_ATTACHMENT * request.pictures, named=True)
     if isinstance(request, ModerationRequest):
         given = [request.input] if isinstance(request.input, str) else request.input
         texts = [item if isinstance(item, str) else item.text or "" for item in given]

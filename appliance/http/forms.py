@@ -1,0 +1,178 @@
+"""Multipart forms: how they are parsed, and forms that are read into memory because a model gets them."""
+
+# pyright: reportAttributeAccessIssue=false
+# Where python-multipart is installed too, its folder of the same name hides this module from type checkers.
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+import msgspec
+from litestar.types import Receive
+from msgspec import inspect
+from multipart import (  # type: ignore[import-untyped]
+    MultipartError,
+    MultipartSegment,
+    ParserLimitReached,
+    PushMultipartParser,
+    parse_options_header,
+)
+
+from appliance.errors import BadRequest, TooLarge, UnsupportedMedia
+from appliance.knowledge.text import clean
+from appliance.media.requests import Attachment
+from appliance.wire import invalid_field
+
+OVERHEAD = 64 * 1024
+"""Bytes of a form that are neither files nor texts."""
+MAX_PARTS = 128
+_MAX_NAME = 255
+_BIDI = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_T = TypeVar("_T")
+
+
+def form_parser(headers: Iterable[tuple[bytes, bytes]], max_parts: int) -> PushMultipartParser:
+    """A parser for a body with these headers. Raises UnsupportedMedia."""
+    found = {name: value.decode("latin-1") for name, value in headers}
+    kind, options = parse_options_header(found.get(b"content-type", ""))
+    if kind != "multipart/form-data" or not options.get("boundary"):
+        raise UnsupportedMedia("this path takes multipart/form-data; send a form")
+    if found.get(b"content-encoding", "identity") not in ("", "identity"):
+        raise UnsupportedMedia("compressed bodies are not taken; send the form as it is")
+    return PushMultipartParser(options["boundary"], max_segment_count=max_parts, max_header_count=8)
+
+
+async def pieces_of(
+    headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int, too_large: Callable[[], TooLarge]
+) -> AsyncIterator[bytes]:
+    """A body's pieces, counted as they come, whatever length was announced. Raises ``too_large()`` or BadRequest."""
+    length = dict(headers).get(b"content-length", b"")
+    if length.isdigit() and int(length) > limit:
+        raise too_large()
+    size, more = 0, True
+    while more:
+        message: Any = await receive()
+        if message["type"] != "http.request":
+            raise BadRequest("the upload ended early; send the whole of it again")
+        data, more = message.get("body", b""), message.get("more_body", False)
+        size += len(data)
+        if size > limit:
+            raise too_large()
+        if data:
+            yield data
+
+
+def label(name: str) -> str:
+    """A client's file name as a label, never a path: its base name without invisible characters, at most 255 long."""
+    base = clean(name).replace("\\", "/").rpartition("/")[2]
+    shown = "".join(c for c in base if unicodedata.category(c) not in ("Cc", "Cs") and c not in _BIDI).strip()
+    if shown.strip(". ") == "":
+        return "upload"
+    suffix = PurePosixPath(shown).suffix[:32]
+    return shown if len(shown) <= _MAX_NAME else shown[: _MAX_NAME - len(suffix)] + suffix
+
+
+def media_type_of(part: MultipartSegment) -> str | None:
+    """What a client says a file is, where that can be shown."""
+    text = str(part.header("Content-Type") or "").strip()
+    return text if text.isascii() and text.isprintable() and 0 < len(text) <= _MAX_NAME else None
+
+
+async def read_form(headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int, type_: type[_T]) -> _T:
+    """A form of at most ``limit`` bytes as a struct whose files are ``Attachment``.
+
+    ``name[]`` may come several times and makes a list, ``name[key]`` an object; anything else comes once.
+
+    Raises:
+        BadRequest: it is no whole form, or a field is missing, wrong, or there twice. TooLarge, UnsupportedMedia.
+    """
+    parts = _Parts(_fields_of(type_))
+    try:
+        headers = list(headers)
+        parser = form_parser(headers, MAX_PARTS)
+        async for data in pieces_of(headers, receive, limit + OVERHEAD, lambda: _too_large(limit)):
+            for event in parser.parse(data):
+                parts.take(event)
+        parser.close()
+    except ParserLimitReached as error:
+        raise BadRequest(f"the form has more than {MAX_PARTS} parts; send fewer") from error
+    except MultipartError as error:
+        raise BadRequest("the body is not a whole multipart form; send it again") from error
+    try:
+        return msgspec.convert(parts.fields, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from None
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the form is over {limit} bytes (server.max_media_bytes); send less")
+
+
+@cache
+def _fields_of(type_: type[Any]) -> Mapping[str, bool]:
+    """The fields of a struct by name: whether they hold files."""
+    found = inspect.type_info(type_)
+    fields = found.fields if isinstance(found, inspect.StructType) else ()
+    return {field.encode_name: _holds_files(field.type) for field in fields}
+
+
+def _holds_files(type_: inspect.Type) -> bool:
+    if isinstance(type_, inspect.Metadata):
+        return _holds_files(type_.type)
+    if isinstance(type_, inspect.UnionType):
+        return any(map(_holds_files, type_.types))
+    if isinstance(type_, inspect.ListType):
+        return _holds_files(type_.item_type)
+    return isinstance(type_, inspect.CustomType) and type_.cls is Attachment
+
+
+@dataclass
+class _Parts:
+    """The fields of a form as they come in; those that nobody knows are let go."""
+
+    known: Mapping[str, bool]
+    fields: dict[str, Any] = field(default_factory=dict)
+    _part: MultipartSegment | None = None
+    _content: list[bytes] = field(default_factory=list)
+
+    def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
+        """A part's head, a piece of it, or its end."""
+        if isinstance(event, MultipartSegment):
+            known = event.name in self.known or event.name.partition("[")[0] in self.known
+            self._part = event if known else None
+            self._content = []
+        elif event is not None and self._part is not None:
+            self._content.append(bytes(event))
+        elif event is None and self._part is not None:
+            self._put(self._part.name, self._value(self._part, b"".join(self._content)))
+
+    def _value(self, part: MultipartSegment, content: bytes) -> str | Attachment:
+        if self.known.get(part.name):
+            return Attachment(label(part.filename or ""), media_type_of(part), content)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise BadRequest(f"{part.name[:64]} is not UTF-8; send it as text", param=part.name[:64]) from None
+
+    def _put(self, name: str, value: str | Attachment) -> None:
+        base, bracket, key = name.partition("[")
+        if bracket and key == "]":
+            self.fields.setdefault(name, []).append(value)
+        elif bracket and key.endswith("]"):
+            held = self.fields.setdefault(base, {})
+            if not isinstance(held, dict):
+                raise _twice(base)
+            held[key[:-1]] = value
+        elif name in self.fields:
+            raise _twice(name)
+        else:
+            self.fields[name] = value
+
+
+def _twice(name: str) -> BadRequest:
+    return BadRequest(f"{name[:64]} is there twice; send it once", param=name[:64])
