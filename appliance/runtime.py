@@ -26,6 +26,7 @@ from appliance.housekeeping import Housekeeper
 from appliance.http import internal
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import Retriever
+from appliance.knowledge.chunking import check_chunker
 from appliance.knowledge.seeds import Seeder
 from appliance.knowledge.stores import StoreDirectory
 from appliance.models.registry import Models, build_models
@@ -255,8 +256,8 @@ def _knowledge(
         raise ConfigError(
             f"retrieval.vector_store: no listed plugin provides {config.retrieval.vector_store}; list one under plugins"
         )
-    if config.retrieval.vector_store and not plugins.chunkers():
-        raise ConfigError("plugins: retrieval needs a chunker; list tokens under plugins")
+    if config.retrieval.vector_store:
+        check_chunker(config.retrieval.chunker, plugins.chunkers())
     _check_kinds(config, plugins)
     if in_process:
         from appliance.knowledge.local import LocalKnowledge

@@ -77,10 +77,12 @@ class Stack:
             )  # fmt: skip
         return store_id
 
-    async def attach(self, store_id: str, file_id: str, tenant: str = "default", size: int = 100, **attributes) -> None:
+    async def attach(
+        self, store_id: str, file_id: str, tenant: str = "default", size: int = 100, chunker=None, **attributes
+    ) -> None:
         async with self.database.tenant(tenant) as session:
             await store_files.attach(
-                session, store_id, file_id, attributes=attributes, chunk_size=size, chunk_overlap=0
+                session, store_id, file_id, attributes=attributes, chunk_size=size, chunk_overlap=0, chunker=chunker
             )
         self.knowledge.wake()
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from litestar import Response
 
-from appliance.config import Config
 from appliance.errors import BadRequest
 from appliance.http.objects import AttachFile, CreateFileBatch, batch_object, store_file_object
 from appliance.http.requests import HttpRequest, answer, listing, query_of, read_json, runtime, tenant_session
 from appliance.http.store_files import MemberPage
-from appliance.http.vector_stores import access_of, attach, check_keys, chunk_sizes, knowledge, store_id_of
+from appliance.http.vector_stores import access_of, attach, check_keys, chunking_of, knowledge, store_id_of
+from appliance.knowledge.chunking import Chunking
 from appliance.storage import batches, store_files
 from appliance.types import Access
 from appliance.wire import decoder
+
+if TYPE_CHECKING:
+    from appliance.runtime import Runtime
 
 _decode = decoder(CreateFileBatch)
 
@@ -21,11 +26,11 @@ async def create_batch(request: HttpRequest) -> Response[bytes]:
     """``POST .../file_batches``: all files or, if one is unknown, none."""
     ingestion, store_id = knowledge(request), store_id_of(request)
     body = await read_json(request, _decode)
-    wanted = _files(body, runtime(request).config)
+    wanted = _files(body, runtime(request))
     accesses = _accesses(body, request)
     async with tenant_session(request) as session:
-        for file, sizes in wanted.values():
-            await attach(session, store_id, file, sizes, accesses[file.file_id])
+        for file, chunking in wanted.values():
+            await attach(session, store_id, file, chunking, accesses[file.file_id])
         batch = batches.add(session, store_id, list(wanted))
         await session.flush()
         found = batch_object(batch, await batches.counts(session, batch))
@@ -63,19 +68,19 @@ async def list_batch_files(request: HttpRequest) -> Response[bytes]:
     return answer(listing(found, [row.file_id for row in rows], has_more=more))
 
 
-def _files(body: CreateFileBatch, config: Config) -> dict[str, tuple[AttachFile, tuple[int, int]]]:
-    """Each file once, with its chunk sizes. Raises BadRequest."""
+def _files(body: CreateFileBatch, services: Runtime) -> dict[str, tuple[AttachFile, Chunking]]:
+    """Each file once, with how it is to be cut. Raises BadRequest."""
     if (body.file_ids is None) == (body.files is None):
         raise BadRequest("give either file_ids or files", param="file_ids")
     check_keys(body.attributes, "attributes")
-    shared = chunk_sizes(body.chunking_strategy, config)
-    wanted: dict[str, tuple[AttachFile, tuple[int, int]]] = {}
+    shared = chunking_of(body.chunking_strategy, services)
+    wanted: dict[str, tuple[AttachFile, Chunking]] = {}
     for file_id in body.file_ids or []:
         wanted[file_id] = AttachFile(file_id=file_id, attributes=body.attributes), shared
     for i, file in enumerate(body.files or []):
         check_keys(file.attributes, f"files[{i}].attributes")
         wanted.setdefault(
-            file.file_id, (file, chunk_sizes(file.chunking_strategy, config, f"files[{i}].chunking_strategy"))
+            file.file_id, (file, chunking_of(file.chunking_strategy, services, f"files[{i}].chunking_strategy"))
         )
     if not wanted:
         raise BadRequest(

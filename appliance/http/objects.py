@@ -35,10 +35,11 @@ class StaticChunking(msgspec.Struct, kw_only=True):
 
 
 class ChunkingStrategy(msgspec.Struct, kw_only=True):
-    """``auto`` takes the appliance's own sizes."""
+    """``auto`` takes the appliance's own sizes. ``chunker`` is the name of one (not OpenAI's)."""
 
     type: Literal["auto", "static"]
     static: StaticChunking | None = None
+    chunker: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | UnsetType | None = UNSET
 
 
 class ExpiresAfter(msgspec.Struct, kw_only=True):
@@ -355,7 +356,7 @@ def store_file_object(row: StoreFile, *, manages: bool) -> StoreFileObject:
         status=cast("FileStatus", row.status),
         last_error=error,
         attributes=row.attributes,
-        chunking_strategy=ChunkingStrategy(type="static", static=sizes),
+        chunking_strategy=ChunkingStrategy(type="static", static=sizes, chunker=row.chunker or UNSET),
         notes=row.notes or UNSET,
         access=_access(row) if manages and row.readers != ("*",) else UNSET,
     )

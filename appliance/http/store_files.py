@@ -31,7 +31,7 @@ from appliance.http.vector_stores import (
     access_of,
     attach,
     check_keys,
-    chunk_sizes,
+    chunking_of,
     knowledge,
     search_call,
     store_id_of,
@@ -58,10 +58,10 @@ async def attach_file(request: HttpRequest) -> Response[bytes]:
     ingestion, services = knowledge(request), runtime(request)
     body = await read_json(request, _decode_attach)
     check_keys(body.attributes, "attributes")
-    sizes = chunk_sizes(body.chunking_strategy, services.config)
+    chunking = chunking_of(body.chunking_strategy, services)
     access = access_of(body.access, request)
     async with tenant_session(request) as session:
-        row = await attach(session, store_id_of(request), body, sizes, access)
+        row = await attach(session, store_id_of(request), body, chunking, access)
     ingestion.wake()
     return answer(store_file_object(row, manages=session.sees_all))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from litestar import Response
 from msgspec import UNSET, UnsetType
 
-from appliance.config import Config, check_chunking
+from appliance.config import check_chunking
 from appliance.errors import BadRequest, ConfigError, Conflict, RetrievalUnavailable
 from appliance.http.disconnect import ClientWatch
 from appliance.http.objects import (
@@ -39,6 +39,7 @@ from appliance.http.requests import (
     tenant_session,
 )
 from appliance.knowledge.api import Knowledge
+from appliance.knowledge.chunking import Chunking, check_chunker
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.ranking import parse_ranking
 from appliance.knowledge.rewriting import rewritten
@@ -48,6 +49,9 @@ from appliance.storage.tables import StoreFile, VectorStore
 from appliance.storage.tenancy import TenantSession
 from appliance.types import PUBLIC_ACCESS, Access, Call, Passage, Search
 from appliance.wire import decoder
+
+if TYPE_CHECKING:
+    from appliance.runtime import Runtime
 
 MAX_KEY = 64
 MAX_QUERIES = 16
@@ -68,7 +72,7 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
     ingestion = knowledge(request)
     body = await read_json(request, _decode_create)
     check_keys(body.metadata, "metadata")
-    sizes = chunk_sizes(body.chunking_strategy, services.config)
+    chunking = chunking_of(body.chunking_strategy, services)
     access = access_of(body.access, request)
     embedder = services.config.embedding_model()
     row = stores.new(
@@ -82,7 +86,7 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
         session.add(row)
         await session.flush()
         for file_id in dict.fromkeys(body.file_ids or []):
-            await attach(session, row.id, AttachFile(file_id=file_id), sizes, access)
+            await attach(session, row.id, AttachFile(file_id=file_id), chunking, access)
         found = await _object(session, row)
     ingestion.wake()
     return answer(found)
@@ -185,19 +189,25 @@ def search_call(request: HttpRequest, wanted: Search | None) -> Call:
     )
 
 
-def chunk_sizes(strategy: ChunkingStrategy | None, config: Config, where: str = "chunking_strategy") -> tuple[int, int]:
-    """Chunk size and overlap in tokens. Raises BadRequest naming the field."""
-    if strategy is None or strategy.type == "auto":
-        return config.retrieval.chunk_size, config.retrieval.chunk_overlap
-    if strategy.static is None:
-        raise BadRequest(f"{where}.static is required for type static", param=f"{where}.static")
-    size, overlap = strategy.static.max_chunk_size_tokens, strategy.static.chunk_overlap_tokens
-    names = f"{where}.static.max_chunk_size_tokens", f"{where}.static.chunk_overlap_tokens"
+def chunking_of(strategy: ChunkingStrategy | None, services: Runtime, where: str = "chunking_strategy") -> Chunking:
+    """How a file is to be cut. Raises BadRequest naming the field."""
+    retrieval = services.config.retrieval
+    if strategy is None:
+        return Chunking(retrieval.chunk_size, retrieval.chunk_overlap)
+    chunker = strategy.chunker or None
+    size, overlap = retrieval.chunk_size, retrieval.chunk_overlap
     try:
-        check_chunking(size, overlap, *names)
+        check_chunker(chunker, services.plugins.chunkers(), f"{where}.chunker")
+        if strategy.type == "static":
+            if strategy.static is None:
+                raise BadRequest(f"{where}.static is required for type static", param=f"{where}.static")
+            size, overlap = strategy.static.max_chunk_size_tokens, strategy.static.chunk_overlap_tokens
+            check_chunking(
+                size, overlap, f"{where}.static.max_chunk_size_tokens", f"{where}.static.chunk_overlap_tokens"
+            )
     except ConfigError as error:
         raise BadRequest(str(error), param=str(error).partition(":")[0]) from None
-    return size, overlap
+    return Chunking(size, overlap, chunker)
 
 
 def check_keys(values: Mapping[str, Any] | None, where: str) -> None:
@@ -220,7 +230,7 @@ def access_of(given: Access | None, request: HttpRequest, where: str = "access")
 
 
 async def attach(
-    session: TenantSession, store_id: str, file: AttachFile, sizes: tuple[int, int], access: Access
+    session: TenantSession, store_id: str, file: AttachFile, chunking: Chunking, access: Access
 ) -> StoreFile:
     """Put a file into a store and queue its ingestion. Raises NotFound, Conflict, Forbidden."""
     return await store_files.attach(
@@ -228,8 +238,9 @@ async def attach(
         store_id,
         file.file_id,
         attributes=file.attributes or {},
-        chunk_size=sizes[0],
-        chunk_overlap=sizes[1],
+        chunk_size=chunking.size,
+        chunk_overlap=chunking.overlap,
+        chunker=chunking.chunker,
         access=access,
     )
 

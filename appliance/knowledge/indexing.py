@@ -97,11 +97,14 @@ class Indexer:
         )
 
     def _split(self, document: Document, embedder: BatchingEmbedder, work: Work) -> Sequence[Span]:
-        """Runs in a thread."""
+        """Runs in a thread. Raises IngestionError for a chunker that is not there any more."""
+        chunker = self.chunkers.get(work.chunker or self.chunker)
+        if chunker is None:
+            raise IngestionError(
+                f"no listed plugin provides the chunker {work.chunker}; list one that does, or attach the file anew"
+            )
         tokens = embedder.embedder.token_spans(document.text)
-        return self.chunkers[self.chunker].split(
-            document, size=work.chunk_size, overlap=work.chunk_overlap, spans=tokens
-        )
+        return chunker.split(document, size=work.chunk_size, overlap=work.chunk_overlap, spans=tokens)
 
     async def _prepare(self, work: Work, embedder: BatchingEmbedder) -> None:
         dimensions = embedder.embedder.dimensions
@@ -165,17 +168,6 @@ def chunk_id(file_id: str, version: int, position: int, generation: int = 0) -> 
     Another embedder cuts files elsewhere, so the number of the store's collection goes with the version.
     """
     return f"{file_id}:{version}-{generation}:{position}" if generation else f"{file_id}:{version}:{position}"
-
-
-def check_chunker(name: str | None, chunkers: Mapping[str, Chunker]) -> None:
-    """Look whether there is a chunker, and the one that ``retrieval.chunker`` names. Raises ConfigError."""
-    if not chunkers:
-        raise ConfigError("plugins: retrieval needs a chunker; list tokens under plugins")
-    if name is not None and name not in chunkers:
-        raise ConfigError(
-            f"retrieval.chunker: no listed plugin provides {name}; list chunkers under plugins, or name one of "
-            + ", ".join(chunkers)
-        )
 
 
 async def uninterrupted(awaitable: Awaitable[_T]) -> _T:

@@ -11,9 +11,10 @@ from typing import TypeVar
 
 from appliance.context import AppContext
 from appliance.errors import ConfigError, Conflict, ModelNotFound, RetrievalUnavailable
+from appliance.knowledge.chunking import check_chunker
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.filters import Attributes
-from appliance.knowledge.indexing import Indexer, check_chunker
+from appliance.knowledge.indexing import Indexer
 from appliance.knowledge.ingest import Ingestor
 from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool

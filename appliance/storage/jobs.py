@@ -35,6 +35,7 @@ class Work:
     filename: str
     media_type: str | None
     embedder: str | None
+    chunker: str | None
     fingerprint: str | None
 
     @property
@@ -89,6 +90,7 @@ async def renew(session: AsyncSession, owner: str) -> None:
         update(Job).where(Job.owner == owner, Job.lease_expires > 0).values(lease_expires=now() + LEASE_SECONDS)
     )
 
+        chunker=file.chunker,
 
 async def reclaim(session: AsyncSession, owner: str, *, uncounted: bool = False) -> None:
     """Let go of all leases of an owner that is gone, or is about to go (``uncounted``: the attempts do not count)."""

@@ -25,6 +25,7 @@ async def attach(
     attributes: Mapping[str, Any],
     chunk_size: int,
     chunk_overlap: int,
+    chunker: str | None = None,
     access: Access = PUBLIC_ACCESS,
 ) -> StoreFile:
     """Put a file into a store and queue its ingestion; a file that is in it already stays as it is.
@@ -53,6 +54,7 @@ async def attach(
         attributes=dict(attributes),
         chunk_size=chunk_size,
         chunk_overlap=chunk_overlap,
+        chunker=chunker,
         chunks=0,
         usage_bytes=0,
         notes=[],

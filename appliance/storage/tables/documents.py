@@ -112,6 +112,8 @@ class StoreFile(Tenanted, Base):
         lazy="selectin", cascade="all, delete-orphan", passive_deletes=True, order_by="FileReader.reader"
     )
 
+    chunker: Mapped[str | None] = mapped_column(String(64))
+    """The chunker that the client chose; ``None`` for the configured one."""
     @property
     def readers(self) -> tuple[str, ...]:
         """Who may see it, as its chunks say."""

@@ -21,8 +21,13 @@ shared = pytest_asyncio.fixture(scope="module", loop_scope="module")
 
 
 @shared
-async def app(tmp_path_factory):
-    return make_app(CONFIG, {"scripted_embedder": ScriptedEmbedder()}, folder=tmp_path_factory.mktemp("app"))
+async def embedder():
+    return ScriptedEmbedder()
+
+
+@shared
+async def app(embedder, tmp_path_factory):
+    return make_app(CONFIG, {"scripted_embedder": embedder}, folder=tmp_path_factory.mktemp("app"))
 
 
 @shared
@@ -70,9 +75,11 @@ async def test_a_store_lives_from_creation_to_deletion(client) -> None:
         await client.vector_stores.retrieve(store.id)
 
 
-async def test_a_store_created_with_files_indexes_them(client) -> None:
+async def test_a_store_created_with_files_indexes_them(client, embedder) -> None:
     files = [await upload(client, f"text number {i}") for i in range(3)]
+    embedder.hold_from = len(embedder.calls)
     store = await client.vector_stores.create(file_ids=[*files, files[0]])
+    embedder.release()
     assert (store.status, store.file_counts.in_progress, store.file_counts.total) == ("in_progress", 3, 3)
     for file in files:
         await client.vector_stores.files.poll(file, vector_store_id=store.id, poll_interval_ms=30)
@@ -214,6 +221,17 @@ async def test_an_automatic_strategy_tells_the_sizes_that_were_taken(client) -> 
     assert row.chunking_strategy.static.chunk_overlap_tokens == 20
 
 
+@pytest.mark.parametrize("strategy", [{"type": "auto"}, {"type": "static", "static": {}}])
+async def test_a_chunker_may_be_chosen_for_each_file(client, strategy) -> None:
+    if "static" in strategy:
+        strategy["static"] = {"max_chunk_size_tokens": 200, "chunk_overlap_tokens": 0}
+    store = (await client.vector_stores.create()).id
+    for chosen in ({"chunker": "tokens"}, {}):
+        file = await attach(client, store, chunking_strategy={**strategy, **chosen})
+        row = await client.vector_stores.files.retrieve(file, vector_store_id=store)
+        assert (row.chunking_strategy.model_extra or {}) == chosen
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -228,6 +246,7 @@ async def test_an_automatic_strategy_tells_the_sizes_that_were_taken(client) -> 
         ("", {"expires_after": {"anchor": "created_at", "days": 1}}, "expires_after.anchor"),
         ("", {"chunking_strategy": {"type": "magic"}}, "chunking_strategy.type"),
         ("", {"chunking_strategy": {"type": "static"}}, "chunking_strategy.static"),
+        ("", {"chunking_strategy": {"type": "auto", "chunker": "magic"}}, "chunking_strategy.chunker"),
         ("/{store}/files", {}, "file_id"),
         ("/{store}/files", {"file_id": "x", "attributes": {str(i): 1 for i in range(17)}}, "attributes"),
         ("/{store}/files", {"file_id": "x", "attributes": {"a": {"b": 1}}}, "attributes[...]"),
@@ -326,15 +345,18 @@ async def test_a_batch_with_settings_of_each_file_is_listed_and_counted(client) 
 
 
 async def test_a_cancelled_batch_keeps_what_is_done(tmp_path) -> None:
-    app = make_app(CONFIG, {"scripted_embedder": ScriptedEmbedder(delay=0.3, batch_size=1)}, folder=tmp_path)
+    embedder = ScriptedEmbedder(batch_size=1)
+    app = make_app(CONFIG, {"scripted_embedder": embedder}, folder=tmp_path)
     async with serving(app) as base, openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none") as client:
         store = (await client.vector_stores.create()).id
         done = await attach(client, store, "zebrafinch done")
+        embedder.hold_from = len(embedder.calls)
         files = [await upload(client, " ".join(f"word{i}" for i in range(2000))) for _ in range(3)]
         batch = await client.vector_stores.file_batches.create(store, file_ids=[done, *files])
         assert batch.status == "in_progress"
         batch = await client.vector_stores.file_batches.cancel(batch.id, vector_store_id=store)
         assert (batch.status, batch.file_counts.cancelled, batch.file_counts.completed) == ("cancelled", 3, 1)
+        embedder.release()
         hits = (await client.vector_stores.search(store, query="word1 zebrafinch")).data
         assert {hit.file_id for hit in hits} == {done}
 

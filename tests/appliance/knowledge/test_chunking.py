@@ -8,8 +8,8 @@ from knowledge_kit import stack
 
 from appliance.config import Config, RetrievalConfig
 from appliance.errors import ConfigError
+from appliance.knowledge.chunking import check_chunker
 from appliance.knowledge.framing import framed
-from appliance.knowledge.indexing import check_chunker
 from appliance.knowledge.text import clean_document
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Document, Embeddings, Heading, Passage, Scope
@@ -83,3 +83,21 @@ def test_a_part_of_a_document_stands_under_the_headings_before_it() -> None:
     part = Document(text="0123456789", title="T", outline=headings).part(6, 10)
     assert (part.text, part.title) == ("6789", "T")
     assert part.outline == (Heading(0, 1, "A"), Heading(0, 2, "C"), Heading(2, 1, "D"))
+
+
+async def test_a_file_is_cut_by_the_chunker_it_was_attached_with(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(knowledge_kit, "YAML", YAML)
+    async with stack(tmp_path) as made:
+        vs, file = await made.make_store(), await made.upload(MANUAL, "manual.md")
+        await made.attach(vs, file, chunker="tokens")
+        await made.settled(vs, file)
+        assert {chunk.context for chunk in await made.knowledge.content(vs, file, Scope())} == {""}
+
+
+async def test_a_file_whose_chunker_is_gone_fails_and_names_it(tmp_path) -> None:
+    async with stack(tmp_path) as made:
+        vs, file = await made.make_store(), await made.upload("some text")
+        await made.attach(vs, file, chunker="contextual")
+        row = await made.settled(vs, file)
+        assert row.status == "failed"
+        assert "no listed plugin provides the chunker contextual" in row.error_message
