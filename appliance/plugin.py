@@ -42,6 +42,7 @@ from appliance.errors import (
     Unavailable,
     UnsupportedFile,
 )
+from appliance.front import Asked, Front, Reply
 from appliance.gauges import Gauge, Gauges
 from appliance.hookspecs import hookimpl
 from appliance.http.challenges import RESOURCE_METADATA, resource_metadata_path
@@ -81,6 +82,7 @@ from appliance.protocols import (
     ModelSource,
     OutputFilter,
     Parser,
+    Preparer,
     Progress,
     Recorder,
     Reranker,
@@ -105,6 +107,7 @@ from appliance.types import (
     Chunk,
     Document,
     Embeddings,
+    Heading,
     Hit,
     MediaTask,
     ModelSpec,
@@ -119,7 +122,6 @@ from appliance.types import (
 )
 from appliance.upstream import (
     Upstream,
-    Heading,
     UpstreamBroken,
     UpstreamError,
     UpstreamResponse,
@@ -151,6 +153,7 @@ __all__ = [
     "Allowance",
     "AppContext",
     "ApplianceError",
+    "Asked",
     "Attachment",
     "Attributes",
     "AuditEvent",
@@ -193,6 +196,7 @@ __all__ = [
     "Filter",
     "Follower",
     "Forbidden",
+    "Front",
     "Gauge",
     "Gauges",
     "Generation",
@@ -225,12 +229,14 @@ __all__ = [
     "Parser",
     "Passage",
     "PluginError",
+    "Preparer",
     "PriceConfig",
     "Principal",
     "Progress",
     "RateLimited",
     "Reason",
     "Recorder",
+    "Reply",
     "RequestError",
     "RerankRequest",
     "Reranker",

@@ -136,6 +136,7 @@ class Runtime:
     async def stop(self) -> None:
         """Stop everything, in reverse; safe to call twice."""
         self.draining = True
+        await self.context.front.settle(self.config.server.shutdown_grace)
         await self.background.stop()
         await self.batches.stop()
         await self.housekeeper.stop()

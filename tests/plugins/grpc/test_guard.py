@@ -1,0 +1,132 @@
+"""Who may call what by gRPC: each call of each descriptor, found from the descriptors themselves."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from eventually import eventually
+from grpc_kit import SERVICES, empty, grpc_box
+from grpc_reflection.v1alpha import reflection_pb2
+
+from appliance.errors import ConfigError, PluginError
+from appliance.plugin import KeyStore
+from appliance.storage import audit
+from appliance.storage.audit import AuditQuery
+from appliance.testing import make_app
+from appliance_plugins.grpc import guard, inference_pb2
+from appliance_plugins.grpc import inference_pb2 as pb
+
+GUARDED = {"plugins": ["api_keys", "rbac"], "plugin": {"api_keys": {"refresh": 0}}}
+CALLS = [(name, method.name) for name, service in SERVICES.items() for method in service.methods]
+HEALTH, OPEN = "grpc.health.v1.Health", "inference.GRPCInferenceService"
+
+
+async def outcome(call) -> grpc.StatusCode:
+    """How a call ends, whichever kind it is; a stream is read up to its first message."""
+    try:
+        if hasattr(call, "__aiter__"):
+            await anext(aiter(call))
+            call.cancel()
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    except StopAsyncIteration:
+        return grpc.StatusCode.OK
+    return grpc.StatusCode.OK
+
+
+async def key(box, **fields) -> str:
+    return (await KeyStore(box.runtime.database).create(name="k", **fields))[1]
+
+
+async def test_a19_every_call_of_every_service_is_unauthenticated_without_a_credential(tmp_path) -> None:
+    async with grpc_box(tmp_path, config=GUARDED, settings={"reflection": True}) as box:
+        assert len(CALLS) >= 19
+        for service, method in CALLS:
+            for credential in (None, "wrong"):
+                code = await outcome(box.call(method, empty(service, method), service, credential))
+                assert code == grpc.StatusCode.UNAUTHENTICATED, (service, method, credential)
+
+
+async def test_a19_every_call_gets_through_to_its_service_with_one(tmp_path) -> None:
+    async with grpc_box(tmp_path, config=GUARDED, settings={"reflection": True}) as box:
+        refused = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+        for service, method in CALLS:
+            assert await outcome(box.call(method, empty(service, method), service, box.admin)) not in refused, method
+
+
+async def test_a19_reflection_is_off_by_default(tmp_path) -> None:
+    async with grpc_box(tmp_path) as box:
+        service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
+        call = box.call("ServerReflectionInfo", empty(service, "ServerReflectionInfo"), service)
+        assert await outcome(call) == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a19_reflection_lists_the_services_where_it_is_on(tmp_path) -> None:
+    async with grpc_box(tmp_path, settings={"reflection": True}) as box:
+        service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
+        asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
+        answer = await anext(aiter(box.call("ServerReflectionInfo", asked, service)))
+        assert {found.name for found in answer.list_services_response.service} == set(SERVICES)
+
+
+def test_a19_a_call_that_names_no_permission_does_not_start(monkeypatch) -> None:
+    less = {name: {"Chat": guard.ROUTE} for name in guard.ACCESS}
+    monkeypatch.setattr(guard, "ACCESS", less)
+    with pytest.raises(PluginError, match="Inference/StreamChat names no permission"):
+        guard.check_declared(inference_pb2.DESCRIPTOR.services_by_name.values())
+
+
+async def test_a19_what_a_key_may_not_do_by_http_it_may_not_do_by_grpc(tmp_path) -> None:
+    async with grpc_box(tmp_path, config=GUARDED, settings={"reflection": True}) as box:
+        metrics = await key(box, roles=["admin"], scopes=["metrics"])
+        chat = pb.ChatRequest(model="m", messages=[pb.Message(role="user", content="hi")])
+        assert await outcome(box.call("Chat", chat, key=metrics)) == grpc.StatusCode.PERMISSION_DENIED
+        assert await outcome(box.call("ListModels", pb.ListModelsRequest(), key=metrics)) == (
+            grpc.StatusCode.PERMISSION_DENIED
+        )
+        model_ready = box.call("ModelReady", empty(OPEN, "ModelReady"), OPEN, metrics)
+        assert await outcome(model_ready) == grpc.StatusCode.PERMISSION_DENIED
+        assert await outcome(box.call("Check", empty(HEALTH, "Check"), HEALTH, metrics)) == grpc.StatusCode.OK
+        assert box.engine.diaries == []
+
+
+async def test_two_credentials_at_once_are_refused(tmp_path) -> None:
+    async with grpc_box(tmp_path, config=GUARDED) as box:
+        begin = box.channel.unary_unary(
+            "/appliance.v1.Inference/ListModels",
+            request_serializer=pb.ListModelsRequest.SerializeToString,
+            response_deserializer=pb.ModelList.FromString,
+        )
+        twice = (("authorization", f"Bearer {box.admin}"), ("authorization", f"Bearer {box.admin}"))
+        assert await outcome(begin(pb.ListModelsRequest(), metadata=twice, timeout=20)) == (
+            grpc.StatusCode.INVALID_ARGUMENT
+        )
+
+
+async def test_the_caller_and_its_address_are_in_the_audit_log(tmp_path) -> None:
+    async with grpc_box(tmp_path, config=GUARDED) as box:
+        await outcome(box.call("ListModels", pb.ListModelsRequest(), key="wrong"))
+
+        async def told() -> bool:
+            async with box.runtime.database.session(write=False) as session:
+                found = [record async for record in audit.records(session, AuditQuery(outcome="failure"))]
+            return [(record.action, record.address) for record in found] == [("authentication", "127.0.0.1")]
+
+        await eventually(told)
+
+
+async def test_an_open_address_without_credentials_does_not_start(tmp_path) -> None:
+    config = {"models": [], "plugins": ["grpc"], "plugin": {"grpc": {"host": "0.0.0.0", "port": 0}}}
+    with pytest.raises(ConfigError, match=r"plugin\.grpc\.host"):
+        await make_app(config, folder=tmp_path).state.runtime.start()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tls_key": "k.pem"}, {"tls_client_ca": "ca.pem"}, {"tls_key": "no.pem", "tls_certificate": "no.pem"}]
+)
+async def test_half_a_tls_configuration_does_not_start(tmp_path, settings) -> None:
+    config = {"models": [], "plugins": ["grpc"], "plugin": {"grpc": {"port": 0, **settings}}}
+    with pytest.raises(ConfigError, match=r"plugin\.grpc"):
+        await make_app(config, folder=tmp_path).state.runtime.start()
