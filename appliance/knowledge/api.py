@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from appliance.knowledge.filters import Attributes
-from appliance.knowledge.report import Report
+from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
 
 
@@ -66,6 +66,23 @@ class Knowledge(Protocol):
         Raises:
             BadRequest: the vector store cannot say what it holds.
         """
+        ...
+
+    async def reindex(self, order: ReindexOrder) -> StoreStatus:
+        """Begin, take back, end or cancel a change of what embeds a store; it goes on by itself.
+
+        Raises:
+            NotFound: no such store. BadRequest: no such embedding model, or a name that several stores have.
+            Conflict: the store has no second collection of that status, or one that is in the way.
+        """
+        ...
+
+    async def stores(self) -> list[StoreStatus]:
+        """What embeds each store, of all tenants, and how the change of it is doing."""
+        ...
+
+    async def unserved(self) -> int:
+        """How many stores, of all tenants, hold vectors of embedding models that are not configured."""
         ...
 
     def wake(self) -> None:

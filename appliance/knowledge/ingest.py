@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Collection
-from contextlib import suppress
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Collection
+from contextlib import asynccontextmanager, suppress
 
 from appliance.errors import ApplianceError, IngestionError, RequestError
+from appliance.knowledge.collections import Collections
 from appliance.knowledge.filters import Attributes
 from appliance.knowledge.indexing import Indexer
 from appliance.knowledge.sealing import Key, Sealer
 from appliance.protocols import VectorStore
-from appliance.storage import jobs, store_files, stores
+from appliance.storage import jobs, reindexes, store_files, stores
 from appliance.storage.database import Database
 from appliance.storage.jobs import Work
 from appliance.storage.tables import VectorStore as StoreRow
@@ -26,6 +28,8 @@ from appliance.types import Access
 log = logging.getLogger("appliance.ingest")
 IN_FLIGHT = 2
 """Files worked on at once: one is parsed while the other is embedded."""
+REBUILDS = 100
+"""Files that are looked up at once to be indexed into second collections."""
 UNSEALED = 64
 """No new file is begun while so many wait to be sealed."""
 _POLL_SECONDS = 1.0
@@ -44,13 +48,18 @@ class Ingestor:
         """``owner`` is the name to hold leases by (``WorkerLock``)."""
         self._database = database
         self._backend = backend
+        self._collections = Collections(database, backend)
         self._indexer = indexer
         self._owner = owner
         self._running: dict[Key, asyncio.Task[None]] = {}
-        self._sealer = Sealer(database, backend, lambda: not self._running)
+        self._rebuilding: set[Key] = set()
+        self._rebuilds: deque[Key] = deque()
+        self.rebuilt = asyncio.Event()
+        """Set whenever no file is left to be indexed into a second collection."""
         self._claiming = asyncio.Lock()
         self._updating = asyncio.Lock()
         self._woken = asyncio.Event()
+        self._sealer = Sealer(database, backend, lambda: not self._running, self._woken.set)
         self._renewed = 0.0
         self._tidied = -_TIDY_SECONDS
         self._task: asyncio.Task[None] | None = None
@@ -72,7 +81,7 @@ class Ingestor:
         with suppress(asyncio.CancelledError):
             await self._task
         self._task = None
-        await self._cancel(self._running.keys())
+        await self._end_tasks(self._running)
         await self._sealer.stop()
         with suppress(ApplianceError):
             async with self._database.session() as session:
@@ -88,7 +97,7 @@ class Ingestor:
         """See ``Knowledge.remove_file``."""
         async with self._database.session() as session:
             await store_files.begin_removal(session, store_id, file_id)
-        await self._drop({(store_id, file_id)})
+        await self._drop((store_id, file_id))
         async with self._database.session() as session:
             await store_files.remove(session, store_id, file_id)
 
@@ -117,6 +126,7 @@ class Ingestor:
         async with self._database.session() as session:
             await store_files.remove_all(session, store_id)
             await stores.forget_embedder(session, store_id)
+            await reindexes.end(session, store_id)
         log.info("vector store %s has expired and was emptied", store_id)
 
     async def set_attributes(self, store_id: str, file_id: str, attributes: Attributes) -> None:
@@ -138,50 +148,78 @@ class Ingestor:
                 row = await store_files.find(session, store_id, file_id)
             if row is None or row.status != "completed":
                 return
-            await self._backend.set_attributes(store_id, file_id, row.attributes)
-            await self._backend.set_readers(store_id, file_id, row.readers)
-            await self._backend.seal(store_id)
+            await self._collections.update(store_id, file_id, row.attributes, row.readers)
             async with self._database.session() as session:
                 await store_files.fresh(session, row)
 
     # -- mending (knowledge/reconcile.py) --------------------------------------------------------------
 
     async def drop_orphan(self, collection: str) -> None:
-        """Drop a collection, unless there is a store of that name."""
-        async with self._database.session(write=False) as session:
-            if await session.get(StoreRow, collection) is None:
-                await self._backend.drop(collection)
+        """Drop a collection, unless it is a store's."""
+        if collection not in await self._collections.names(stores.store_of(collection)):
+            await self._backend.drop(collection)
 
     async def mend(self, store_id: str, file_id: str) -> None:
-        """Put a file's chunks in order: a completed file is indexed again, of any other the chunks are deleted."""
-        async with self._claiming:  # no job for it may begin between the look and the deletion
-            async with self._database.session() as session:
+        """Put a file's chunks in order: a completed file is indexed again, of any other the chunks are deleted.
+
+        What a second collection of the store has of it is deleted, to be made anew when it is wanted.
+        """
+        key = store_id, file_id
+        async with self._claiming:  # no work on it may begin between the look and the deletion
+            async with self._database.session(write=False) as session:
                 row = await store_files.find(session, store_id, file_id)
-                if row is not None and row.status == "completed" and not row.removing:
-                    await store_files.index_again(session, row)
-                    self.wake()
-                    return
-            if row is None or (row.status != "in_progress" and (store_id, file_id) not in self._running):
-                await self._backend.delete_file(store_id, file_id)
+            if row is not None and row.status == "completed" and not row.removing:
+                await self._index_again(key)
+            elif row is None or (row.status != "in_progress" and key not in self._running):
+                await self._collections.delete_file(store_id, file_id)
+
+    async def _index_again(self, key: Key) -> None:
+        await self._end({key})  # a completed file is at most on its way into a second collection
+        async with self._database.session() as session:
+            await reindexes.forget_file(session, *key)
+            row = await store_files.find(session, *key)
+            if row is not None and row.status == "completed" and not row.removing:
+                await store_files.index_again(session, row)
+        for second in (await self._collections.names(key[0]))[1:]:
+            await self._backend.delete_file(second, key[1])
+        self.wake()
+
+    # -- ending work -----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def paused(self, store_id: str) -> AsyncIterator[None]:
+        """Nothing of a store is worked on inside. What was under way is queued again, and its chunks are deleted."""
+        async with self._claiming:
+            await self._end(self._keys_of(store_id))
+            async with self._database.session() as session:
+                begun = await jobs.let_go_of_store(session, store_id)
+            for file_id in begun:
+                await self._collections.delete_file(store_id, file_id)
+            yield
+        self._woken.set()
+
+    def _keys_of(self, store_id: str) -> set[Key]:
+        return {key for key in (*self._running, *self._sealer.keys()) if key[0] == store_id}
 
     async def _drop_all(self, store_id: str) -> None:
-        """End the work on a store's files and drop their chunks with the collection."""
-        async with self._claiming:
-            mine = {key for key in (*self._running, *self._sealer.keys()) if key[0] == store_id}
-        await self._cancel(mine)
-        await self._sealer.forget(mine)
-        await self._backend.drop(store_id)
-
-    async def _drop(self, keys: Collection[Key]) -> None:
-        """End the work on files and delete their chunks; after this no late chunk can appear."""
-        await self._cancel(keys)
-        await self._sealer.forget(keys)
-        for store_id, file_id in keys:
-            await self._backend.delete_file(store_id, file_id)
-
-    async def _cancel(self, keys: Collection[Key]) -> None:
+        """End the work on a store's files and drop their chunks with its collections."""
         async with self._claiming:  # what is claimed this moment must be seen
-            tasks = [task for key in tuple(keys) if (task := self._running.get(key))]
+            await self._end(self._keys_of(store_id))
+        await self._collections.drop(store_id)
+
+    async def _drop(self, key: Key) -> None:
+        """End the work on a file and delete its chunks."""
+        async with self._claiming:
+            await self._end({key})
+        await self._collections.delete_file(*key)
+
+    async def _end(self, keys: Collection[Key]) -> None:
+        """End the work on these; what is being completed this moment is waited for."""
+        await self._end_tasks(keys)
+        await self._sealer.forget(keys)
+
+    async def _end_tasks(self, keys: Collection[Key]) -> None:
+        tasks = [task for key in tuple(keys) if (task := self._running.get(key))]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -225,25 +263,54 @@ class Ingestor:
         if time.monotonic() - self._tidied > _TIDY_SECONDS:
             self._tidied = time.monotonic()
             await self.empty_expired()
-        free = IN_FLIGHT - len(self._running)
-        if free <= 0 or len(self._sealer) >= UNSEALED:
-            return
+        if self._free > 0:
+            await self._claim()
+        if self._free > 0 and not self._rebuilding:
+            await self._claim_rebuild()
+
+    @property
+    def _free(self) -> int:
+        """How many more files may be begun."""
+        return 0 if len(self._sealer) >= UNSEALED else IN_FLIGHT - len(self._running)
+
+    async def _claim(self) -> None:
         async with self._database.session(write=False) as session:
             if not await jobs.due(session):
                 return
         async with self._claiming:
             async with self._database.session() as session:
-                claimed = await jobs.claim(session, self._owner, free)
+                claimed = await jobs.claim(session, self._owner, self._free)
             for work in claimed:
                 self._begin(work)
+
+    async def _claim_rebuild(self) -> None:
+        """One at a time: a place stays free for what is new."""
+        fingerprints = {item.embedder.fingerprint for item in self._indexer.embedders.values()}
+        while not self._rebuilding:
+            if not self._rebuilds:
+                busy = {*self._running, *self._sealer.keys()}
+                async with self._database.session(write=False) as session:
+                    found = await reindexes.due(session, REBUILDS + len(busy), fingerprints)
+                self._rebuilds = deque(key for key in found if key not in busy)
+            if not self._rebuilds:
+                self.rebuilt.set()
+                return
+            async with self._claiming:
+                async with self._database.session() as session:
+                    work = await reindexes.claim(session, self._rebuilds.popleft(), fingerprints)
+                if work is not None and work.key not in self._running:
+                    self._begin(work)
 
     def _begin(self, work: Work) -> None:
         task = asyncio.create_task(self._work(work), name=f"ingest {work.file_id}")
         self._running[work.key] = task
+        if work.is_rebuild:
+            self._rebuilding.add(work.key)
         task.add_done_callback(lambda _: self._ended(work.key))
 
     def _ended(self, key: Key) -> None:
         self._running.pop(key, None)
+        self._rebuilding.discard(key)
         self._sealer.nudge()
         self._woken.set()
 
@@ -254,7 +321,7 @@ class Ingestor:
         async with self._database.session(write=False) as session:
             keys = await jobs.cancelled(session, self._owner)
         for key in keys & self._running.keys():
-            await self._cancel({key})
+            await self._end_tasks({key})
             async with self._database.session() as session:
                 await jobs.let_go(session, *key)
 
@@ -293,7 +360,7 @@ class Ingestor:
 
     async def _clean_up(self, work: Work) -> None:
         try:
-            await self._backend.delete_file(work.store_id, work.file_id)
+            await self._backend.delete_file(work.collection, work.file_id)
             async with self._database.session() as session:
                 await jobs.end(session, work)
         except ApplianceError as error:
@@ -302,10 +369,11 @@ class Ingestor:
     async def _failed(self, work: Work, code: str, message: str) -> None:
         """Nothing half indexed stays; if even that fails, the job comes up again."""
         log.info("file %s failed: %s", work.file_id, code)
+        queue = reindexes if work.is_rebuild else jobs
         try:
-            await self._backend.delete_file(work.store_id, work.file_id)
+            await self._backend.delete_file(work.collection, work.file_id)
             async with self._database.session() as session:
-                await jobs.fail(session, work, code, message)
+                await queue.fail(session, work, code, message)
         except ApplianceError as error:
             await self._later(work, error)
 
@@ -315,10 +383,11 @@ class Ingestor:
 
     async def _put_back(self, work: Work, delay: float, *, counted: bool) -> None:
         """Keep at it while the database is full or out of reach: the job is this worker's until it is let go."""
+        queue = reindexes if work.is_rebuild else jobs
         while True:
             try:
                 async with self._database.session() as session:
-                    await jobs.put_back(session, work, delay=delay, counted=counted)
+                    await queue.put_back(session, work, delay=delay, counted=counted)
             except ApplianceError as error:
                 log.warning("file %s cannot be put back yet: %s", work.file_id, error)
                 await asyncio.sleep(_RETRY_SECONDS)

@@ -19,7 +19,8 @@ from appliance.knowledge.ingest import Ingestor
 from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool
 from appliance.knowledge.reconcile import Reconciler
-from appliance.knowledge.report import Report
+from appliance.knowledge.reindexing import Reindexer
+from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
 from appliance.knowledge.reranking import scores
 from appliance.knowledge.searching import Searcher
 from appliance.knowledge.separation import SeparateStores
@@ -29,7 +30,6 @@ from appliance.plugins import Plugins
 from appliance.protocols import Embedder, Reranker, VectorStore, VectorStoreFactory
 from appliance.storage import files, store_files, stores
 from appliance.storage.blobs import BlobStore
-from appliance.storage.sweep import sweep_blobs
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
 
 log = logging.getLogger("appliance.knowledge")
@@ -53,6 +53,7 @@ class LocalKnowledge:
         self._backend: VectorStore | None = None
         self._searcher: Searcher | None = None
         self._ingestor: Ingestor | None = None
+        self._reindexer: Reindexer | None = None
         self._held = AsyncExitStack()
         self._ready = False
 
@@ -126,10 +127,11 @@ class LocalKnowledge:
             scope.tenant, stores=scope.stores, readers=scope.readers, write=False
         ) as session:
             row = await store_files.get(session, store_id, file_id)
+            collection = (await stores.get(session, store_id)).collection
         if row.status != "completed" or row.removing:
             raise Conflict(f"file {file_id} is {row.status}; its content is there once it is completed")
         found: list[StoredChunk] = []
-        while page := await backend.chunks(store_id, file_id, scope=scope, offset=len(found), limit=_PAGE_CHUNKS):
+        while page := await backend.chunks(collection, file_id, scope=scope, offset=len(found), limit=_PAGE_CHUNKS):
             found += page
         return found
 
@@ -138,6 +140,18 @@ class LocalKnowledge:
         ingestor, backend = _present(self._ingestor), _present(self._backend)
         blobs = BlobStore(self._context.data_dir / "files")
         return await Reconciler(self._context.database, backend, blobs, ingestor).run(repair=repair)
+
+    async def reindex(self, order: ReindexOrder) -> StoreStatus:
+        """See ``Knowledge``."""
+        return await _present(self._reindexer).order(order)
+
+    async def stores(self) -> list[StoreStatus]:
+        """See ``Knowledge``."""
+        return await _present(self._reindexer).status()
+
+    async def unserved(self) -> int:
+        """See ``Knowledge``."""
+        return 0 if self._reindexer is None else await self._reindexer.unserved()
 
     def wake(self) -> None:
         """See ``Knowledge``."""
@@ -209,7 +223,14 @@ class LocalKnowledge:
         self._ingestor = Ingestor(database, self._backend, indexer, owner)
         self._held.push_async_callback(self._ingestor.stop)
         await self._ingestor.start()
-        await sweep_blobs(database, indexer.blobs)
+        self._reindexer = Reindexer(database, self._backend, self._ingestor, self._embedders)
+        self._held.push_async_callback(self._reindexer.stop)
+        self._reindexer.start()
+        if number := await self._reindexer.unserved():
+            log.warning(
+                "%d vector stores hold vectors of models that are not configured; see appliance stores status",
+                number,
+            )
 
     def _store(self, factory: VectorStoreFactory) -> VectorStore:
         if not self._context.config.retrieval.separate_tenants:
@@ -222,9 +243,9 @@ class LocalKnowledge:
         async with self._context.database.session(write=False) as session:
             return await files.tenants(session)
 
-    async def _tenant_of(self, store_id: str) -> str:
+    async def _tenant_of(self, collection: str) -> str:
         async with self._context.database.session(write=False) as session:
-            return await stores.tenant_of(session, store_id)
+            return await stores.tenant_of(session, stores.store_of(collection))
 
     def _indexer(self, backend: VectorStore) -> Indexer:
         config = self._context.config

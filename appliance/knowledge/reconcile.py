@@ -6,9 +6,8 @@ Whatever is out of place is looked at twice, since work goes on meanwhile: only 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from itertools import islice
 
 from appliance.errors import BadRequest
@@ -17,7 +16,7 @@ from appliance.knowledge.ingest import Ingestor
 from appliance.knowledge.report import Misfit, Report
 from appliance.knowledge.sealing import Key
 from appliance.protocols import Inventory, VectorStore
-from appliance.storage import files, store_files, stores
+from appliance.storage import files, reindexes, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.storage.sweep import MIN_AGE_SECONDS
@@ -83,20 +82,28 @@ class Reconciler:
 
     async def _chunks(self, backend: Inventory) -> _Chunks:
         # Chunks first, then rows: what is written or deleted in between is out of place only this once.
-        there = {name: await backend.chunk_ids(name) for name in await backend.collections() if stores.is_id(name)}
+        there = {name: await backend.chunk_ids(name) for name in await backend.collections() if stores.is_ours(name)}
         async with self.database.session(write=False) as session:
-            known = set(await stores.all_ids(session))
+            known = await stores.every(session)
             rows, busy = await store_files.settled(session)
-        expected: dict[str, dict[str, set[str]]] = defaultdict(dict)
+            seconds = [(row, await reindexes.held(session, row)) for row in await reindexes.every(session)]
+        wanted = {store.id: _Wanted(store.id, store.generation, busy) for store in known}
         for row in rows:
-            expected[row.store_id][row.file_id] = {chunk_id(row.file_id, row.version, i) for i in range(row.chunks)}
-        misfits = {
-            misfit
-            for store_id in known
-            for misfit in _misfits(store_id, there.get(store_id, ()), expected[store_id], busy)
-        }
+            wanted[row.store_id].add(row.file_id, row.version, row.chunks)
+        collections = {store.collection: wanted[store.id] for store in known}
+        ignored = set()
+        for second, held in seconds:
+            if second.status == reindexes.DROPPING:
+                ignored.add(second.collection)
+                continue
+            unfinished = {(second.store_id, item.file_id) for item in held if not item.done}
+            collections[second.collection] = whole = _Wanted(second.store_id, second.generation, busy | unfinished)
+            for item in held:
+                if item.done:
+                    whole.add(item.file_id, item.version, item.chunks)
+        misfits = {misfit for name, whole in collections.items() for misfit in whole.misfits(set(there.get(name, ())))}
         chunks = sum(len(found) for found in there.values())
-        return _Chunks(there.keys() - known, misfits, len(known), len(rows), chunks)
+        return _Chunks(there.keys() - collections.keys() - ignored, misfits, len(known), len(rows), chunks)
 
     async def _bytes(self) -> tuple[list[str], list[str], int]:
         """Blobs without a row, files without a blob, and how many blobs there are."""
@@ -114,13 +121,26 @@ class Reconciler:
             return sorted(lost), sorted(await files.known(session, gone)), seen
 
 
-def _misfits(store_id: str, ids: Iterable[str], expected: Mapping[str, set[str]], busy: set[Key]) -> list[Misfit]:
-    wanted = {found for file_ids in expected.values() for found in file_ids}
-    there = set(ids)
-    extra = Counter(found.rpartition(":")[0].rpartition(":")[0] for found in there - wanted)
-    missing = Counter(found.rpartition(":")[0].rpartition(":")[0] for found in wanted - there)
-    return [
-        Misfit(store_id, file_id, extra[file_id], missing[file_id])
-        for file_id in extra.keys() | missing.keys()
-        if (store_id, file_id) not in busy
-    ]
+@dataclass
+class _Wanted:
+    """What a collection should hold."""
+
+    store_id: str
+    generation: int
+    busy: set[Key]
+    """Files that are worked on, of any store: of those nothing can be said."""
+    ids: set[str] = field(default_factory=set)
+
+    def add(self, file_id: str, version: int, chunks: int) -> None:
+        """All chunks of a file."""
+        self.ids |= {chunk_id(file_id, version, i, self.generation) for i in range(chunks)}
+
+    def misfits(self, there: set[str]) -> list[Misfit]:
+        """Where it differs from what is there, by file."""
+        extra = Counter(found.rpartition(":")[0].rpartition(":")[0] for found in there - self.ids)
+        missing = Counter(found.rpartition(":")[0].rpartition(":")[0] for found in self.ids - there)
+        return [
+            Misfit(self.store_id, file_id, extra[file_id], missing[file_id])
+            for file_id in extra.keys() | missing.keys()
+            if (self.store_id, file_id) not in self.busy
+        ]

@@ -34,7 +34,7 @@ from appliance.knowledge.messages import (
     SearchMessage,
     StoreMessage,
 )
-from appliance.knowledge.report import Report
+from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
 from appliance.processes.backoff import Backoff
 from appliance.processes.child import Child, ChildFailed
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
@@ -137,6 +137,18 @@ class RemoteKnowledge:
     async def reconcile(self, *, repair: bool) -> Report:
         """See ``Knowledge``."""
         return await self._call("/reconcile", ReconcileMessage(repair), Report)
+
+    async def reindex(self, order: ReindexOrder) -> StoreStatus:
+        """See ``Knowledge``."""
+        return await self._call("/reindex", order, StoreStatus)
+
+    async def stores(self) -> list[StoreStatus]:
+        """See ``Knowledge``."""
+        return await self._call("/stores", Empty(), list[StoreStatus])
+
+    async def unserved(self) -> int:
+        """See ``Knowledge``."""
+        return await self._call("/unserved", Empty(), int)
 
     def wake(self) -> None:
         """See ``Knowledge``. One at a time is enough: the worker also looks by itself every second."""

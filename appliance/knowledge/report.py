@@ -1,8 +1,12 @@
-"""What ``appliance stores reconcile`` found."""
+"""What the commands ``appliance stores ...`` ask for, and what they are told."""
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
+
+Step: TypeAlias = Literal["begin", "rollback", "finish", "cancel"]
 
 
 class Misfit(msgspec.Struct, frozen=True, order=True):
@@ -40,3 +44,59 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 self.files_without_blob,
             )
         )
+
+
+class ReindexOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done about a store's second collection."""
+
+    step: Step
+    store: str
+    """Id of the store, or its name where only one store of all tenants has it."""
+    embedder: str = ""
+    """For ``begin``: the name of the model that is to embed the store."""
+    keep_seconds: int = 0
+    """For ``begin``: how long the first collection is kept after the switch."""
+    skip_failed: bool = False
+    """For ``begin``: switch although some files cannot be indexed again."""
+    by: str = ""
+    """The principal that the audit log names."""
+
+
+class ReindexStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A store's second collection: being built, or kept after a switch."""
+
+    status: Literal["building", "kept", "dropping"]
+    embedder: str
+    dimensions: int
+    done: int
+    total: int
+    failed: int
+    failures: dict[str, str]
+    """The first hundred files that cannot be indexed again, with the reasons."""
+    skip_failed: bool
+    servable: bool
+    """Whether its embedding model is configured; else the work on it rests."""
+    kept_until: int | None
+    """When it goes, in seconds; ``None`` for one that has never been searched."""
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it waits for somebody: some files failed, or its model is not there."""
+        return self.status == "building" and (
+            not self.servable or (self.failed > 0 and not self.skip_failed and self.done + self.failed >= self.total)
+        )
+
+
+class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a vector store's vectors are of. ``fingerprint`` identifies the model; ``None``: there are none yet."""
+
+    id: str
+    name: str
+    tenant: str
+    embedder: str | None
+    fingerprint: str | None
+    dimensions: int | None
+    metric: str
+    servable: bool
+    """Whether an embedding model of that fingerprint is configured; else searches answer 409."""
+    reindex: ReindexStatus | None = None

@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from appliance.errors import ApplianceError
 from appliance.knowledge.indexing import Written, uninterrupted
 from appliance.protocols import VectorStore
-from appliance.storage import jobs, store_files
+from appliance.storage import jobs, reindexes, store_files
 from appliance.storage.database import Database
 
 log = logging.getLogger("appliance.ingest")
@@ -28,11 +30,17 @@ Key: TypeAlias = tuple[str, str]
 class Sealer:
     """Collects written files and completes them in groups."""
 
-    def __init__(self, database: Database, backend: VectorStore, idle: Callable[[], bool]) -> None:
-        """``idle`` says that nothing more is being written, so that waiting for company is pointless."""
+    def __init__(
+        self, database: Database, backend: VectorStore, idle: Callable[[], bool], told: Callable[[], None]
+    ) -> None:
+        """``idle`` says that nothing more is being written, so that waiting for company is pointless.
+
+        ``told`` is called when files were completed.
+        """
         self._database = database
         self._backend = backend
         self._idle = idle
+        self._told = told
         self._pending: list[Written] = []
         self._group: list[Written] = []
         self._changed = asyncio.Event()
@@ -86,6 +94,7 @@ class Sealer:
             finally:
                 self._group = []
                 self._group_done.set()
+                self._told()
             if again:
                 self._pending += again
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -102,25 +111,25 @@ class Sealer:
                     await self._changed.wait()
 
     async def _finish_all(self, group: Sequence[Written]) -> list[Written]:
-        """Seal each store and complete its files; returns those to be tried again."""
+        """Seal each collection and complete its files; returns those to be tried again."""
         again: list[Written] = []
-        for store_id in dict.fromkeys(written.work.store_id for written in group):
-            again += await self._finish(store_id, [w for w in group if w.work.store_id == store_id])
+        for collection in dict.fromkeys(written.work.collection for written in group):
+            again += await self._finish(collection, [w for w in group if w.work.collection == collection])
         return again
 
-    async def _finish(self, store_id: str, group: list[Written]) -> list[Written]:
+    async def _finish(self, collection: str, group: list[Written]) -> list[Written]:
         todo = group
         try:
             while todo:
-                await self._backend.seal(store_id)
+                await self._backend.seal(collection)
                 todo = await self._complete(todo)
                 for written in todo:
-                    await self._backend.set_attributes(*written.work.key, written.attributes)
-                    await self._backend.set_readers(*written.work.key, written.readers)
+                    await self._backend.set_attributes(collection, written.work.file_id, written.attributes)
+                    await self._backend.set_readers(collection, written.work.file_id, written.readers)
         except ApplianceError as error:
-            log.warning("sealing %s failed and is tried again: %s", store_id, error)
+            log.warning("sealing %s failed and is tried again: %s", collection, error)
         except Exception:
-            log.exception("sealing %s failed and is tried again", store_id)
+            log.exception("sealing %s failed and is tried again", collection)
         return todo
 
     async def _complete(self, group: Sequence[Written]) -> list[Written]:
@@ -129,19 +138,28 @@ class Sealer:
         async with self._database.session() as session:
             for written in group:
                 row = await store_files.find(session, *written.work.key)
-                if row is None or row.version != written.work.version or row.status == "completed":
-                    continue  # being removed; or an earlier try of this group went through
-                if row.status == "cancelled":
+                if row is None or row.version != written.work.version or row.removing:
+                    continue
+                if written.work.is_rebuild:
+                    if row.status != "completed" or not await reindexes.wanted(session, written.work):
+                        continue
+                elif row.status == "completed":
+                    continue  # an earlier try of this group went through
+                elif row.status == "cancelled":
                     await jobs.put_back(session, written.work, delay=0, counted=False)  # to be cleaned up
-                elif (row.attributes, row.readers) != (written.attributes, written.readers):
+                    continue
+                if (row.attributes, row.readers) != (written.attributes, written.readers):
                     written.attributes, written.readers = row.attributes, row.readers
                     stale.append(written)
                 else:
-                    await jobs.complete(
-                        session,
-                        written.work,
-                        chunks=written.chunks,
-                        usage_bytes=written.usage_bytes,
-                        notes=written.notes,
-                    )
+                    await _report(session, written)
         return stale
+
+
+async def _report(session: AsyncSession, written: Written) -> None:
+    """Say that a file is whole."""
+    work, chunks, usage_bytes = written.work, written.chunks, written.usage_bytes
+    if work.is_rebuild:
+        await reindexes.complete(session, work, chunks=chunks, usage_bytes=usage_bytes)
+    else:
+        await jobs.complete(session, work, chunks=chunks, usage_bytes=usage_bytes, notes=written.notes)

@@ -93,7 +93,7 @@ class Searcher:
         async def leg(store_id: str, query: int) -> Sequence[Hit]:
             vector = vectors[used[store_id].name][query]
             return await self.backend.search_dense(
-                store_id, vector, limit=self._limit(search), scope=scope, where=search.where
+                rows[store_id].collection, vector, limit=self._limit(search), scope=scope, where=search.where
             )
 
         return await self._each(search, rows, leg)
@@ -104,7 +104,11 @@ class Searcher:
 
         async def leg(store_id: str, query: int) -> Sequence[Hit]:
             return await self.backend.search_text(
-                store_id, search.queries[query], limit=self._limit(search), scope=scope, where=search.where
+                rows[store_id].collection,
+                search.queries[query],
+                limit=self._limit(search),
+                scope=scope,
+                where=search.where,
             )
 
         return await self._each(search, rows, leg)
@@ -131,7 +135,8 @@ def embedder_of(store: StoreRow, embedders: Mapping[str, BatchingEmbedder]) -> B
     present = ", ".join(f"{e.name} ({e.embedder.dimensions} numbers)" for e in embedders.values())
     raise Conflict(
         f"vector store {store.id} holds vectors of {store.embedder} ({store.dimensions} numbers), but configured is "
-        f"{present}; run 'appliance stores reindex' or configure the old model again",
+        f"{present}; run 'appliance stores reindex {store.id} --embedder NAME' with one of those, or configure the "
+        "old model again",
         code="embedding_model_changed",
     )
 
@@ -188,5 +193,5 @@ def _passage(item: _Found, filename: str, score: float) -> Passage:
         similarity=item.similarity,
         matched=item.matched,
         attributes=chunk.attributes,
-    )
         context=chunk.context,
+    )

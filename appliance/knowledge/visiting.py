@@ -13,7 +13,7 @@ from appliance.context import AppContext
 from appliance.errors import ConfigError
 from appliance.knowledge.messages import Empty, ReconcileMessage
 from appliance.knowledge.remote import send, socket_path
-from appliance.knowledge.report import Report
+from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
 from appliance.upstream import Upstream, UpstreamError
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -23,6 +23,14 @@ class Upkeep(Protocol):
     """What commands ask of retrieval."""
 
     async def reconcile(self, *, repair: bool) -> Report:
+        """See ``Knowledge``."""
+        ...
+
+    async def reindex(self, order: ReindexOrder) -> StoreStatus:
+        """See ``Knowledge``."""
+        ...
+
+    async def stores(self) -> list[StoreStatus]:
         """See ``Knowledge``."""
         ...
 
@@ -36,6 +44,14 @@ class RunningWorker:
     async def reconcile(self, *, repair: bool) -> Report:
         """See ``Knowledge``."""
         return await send(self._worker, "/reconcile", _encode(ReconcileMessage(repair)), Report)
+
+    async def reindex(self, order: ReindexOrder) -> StoreStatus:
+        """See ``Knowledge``."""
+        return await send(self._worker, "/reindex", _encode(order), StoreStatus)
+
+    async def stores(self) -> list[StoreStatus]:
+        """See ``Knowledge``."""
+        return await send(self._worker, "/stores", _encode(Empty()), list[StoreStatus])
 
 
 @asynccontextmanager

@@ -40,6 +40,7 @@ from appliance.knowledge.messages import (
     SearchMessage,
     StoreMessage,
 )
+from appliance.knowledge.report import ReindexOrder
 from appliance.logs import set_up_logging
 from appliance.plugins import Plugins
 from appliance.storage.database import Database
@@ -73,6 +74,9 @@ class WorkerApp:
             ),
             "/set_access": (FileMessage, lambda m: knowledge.set_access(m.store_id, m.file_id, m.access)),
             "/reconcile": (ReconcileMessage, lambda m: knowledge.reconcile(repair=m.repair)),
+            "/reindex": (ReindexOrder, lambda m: knowledge.reindex(m)),
+            "/stores": (Empty, lambda _: knowledge.stores()),
+            "/unserved": (Empty, lambda _: knowledge.unserved()),
             "/content": (FileMessage, lambda m: knowledge.content(m.store_id, m.file_id, m.scope)),
         }
 

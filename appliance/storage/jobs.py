@@ -10,7 +10,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage.ids import now
-from appliance.storage.tables import File, Job, StoreFile, VectorStore
+from appliance.storage.tables import File, Job, Reindex, StoreFile, VectorStore
 
 LEASE_SECONDS = 60
 MAX_ATTEMPTS = 25
@@ -19,9 +19,12 @@ MAX_ATTEMPTS = 25
 
 @dataclass(frozen=True)
 class Work:
-    """A claimed job with all that ingestion needs."""
+    """A file to be indexed into a collection of its store, with all that it takes.
 
-    job_id: int
+    What goes into a second collection (``storage/reindexes.py``) has no ``job_id``.
+    """
+
+    job_id: int | None
     tenant: str
     store_id: str
     file_id: str
@@ -32,25 +35,35 @@ class Work:
     readers: tuple[str, ...]
     chunk_size: int
     chunk_overlap: int
+    chunker: str | None
     filename: str
     media_type: str | None
     embedder: str | None
-    chunker: str | None
     fingerprint: str | None
+    collection: str
+    generation: int
+    replaced: bool = False
+    """Whether another embedder is about to take over its store."""
 
     @property
     def key(self) -> tuple[str, str]:
         """Store and file id."""
         return self.store_id, self.file_id
 
+    @property
+    def is_rebuild(self) -> bool:
+        """Whether it is a completed file on its way into its store's second collection."""
+        return self.job_id is None
+
 
 async def claim(session: AsyncSession, owner: str, limit: int) -> list[Work]:
     """Take up to ``limit`` jobs, those begun least often first: one that kills the worker holds up no other."""
     query = (
-        select(Job, StoreFile, File, VectorStore)
+        select(Job, StoreFile, File, VectorStore, Reindex.status)
         .join(StoreFile, (StoreFile.store_id == Job.store_id) & (StoreFile.file_id == Job.file_id))
         .join(File, File.id == Job.file_id)
         .join(VectorStore, VectorStore.id == Job.store_id)
+        .outerjoin(Reindex, Reindex.store_id == Job.store_id)
         .where(Job.not_before <= now(), Job.lease_expires <= now())
         .where(VectorStore.removing.is_(False), StoreFile.removing.is_(False))
         .order_by(Job.attempts, Job.id)
@@ -58,13 +71,13 @@ async def claim(session: AsyncSession, owner: str, limit: int) -> list[Work]:
         .with_for_update(skip_locked=True, of=Job)
     )
     claimed = []
-    for job, file, upload, store in (await session.execute(query)).all():
+    for job, file, upload, store, reindex in (await session.execute(query)).all():
         job.owner, job.lease_expires, job.attempts = owner, now() + LEASE_SECONDS, job.attempts + 1
-        claimed.append(_work(job, file, upload, store))
+        claimed.append(_work(job, file, upload, store, replaced=reindex == "building"))
     return claimed
 
 
-def _work(job: Job, file: StoreFile, upload: File, store: VectorStore) -> Work:
+def _work(job: Job, file: StoreFile, upload: File, store: VectorStore, *, replaced: bool) -> Work:
     return Work(
         job_id=job.id,
         tenant=job.tenant,
@@ -77,10 +90,14 @@ def _work(job: Job, file: StoreFile, upload: File, store: VectorStore) -> Work:
         readers=file.readers,
         chunk_size=file.chunk_size,
         chunk_overlap=file.chunk_overlap,
+        chunker=file.chunker,
         filename=upload.filename,
         media_type=upload.media_type,
         embedder=store.embedder,
         fingerprint=store.fingerprint,
+        collection=store.collection,
+        generation=store.generation,
+        replaced=replaced,
     )
 
 
@@ -90,7 +107,6 @@ async def renew(session: AsyncSession, owner: str) -> None:
         update(Job).where(Job.owner == owner, Job.lease_expires > 0).values(lease_expires=now() + LEASE_SECONDS)
     )
 
-        chunker=file.chunker,
 
 async def reclaim(session: AsyncSession, owner: str, *, uncounted: bool = False) -> None:
     """Let go of all leases of an owner that is gone, or is about to go (``uncounted``: the attempts do not count)."""
@@ -158,6 +174,15 @@ async def let_go(session: AsyncSession, store_id: str, file_id: str) -> None:
     """Let go of one job, to be claimed again at once."""
     query = update(Job).where(Job.store_id == store_id, Job.file_id == file_id)
     await session.execute(query.values(owner=None, lease_expires=0, not_before=0))
+
+
+async def let_go_of_store(session: AsyncSession, store_id: str) -> Sequence[str]:
+    """Let go of all jobs of a store, to be claimed again at once; the ids of the files that had been begun."""
+    held = select(Job.file_id).where(Job.store_id == store_id, Job.owner.is_not(None))
+    begun = (await session.scalars(held)).all()
+    query = update(Job).where(Job.store_id == store_id)
+    await session.execute(query.values(owner=None, lease_expires=0, not_before=0))
+    return begun
 
 
 async def end(session: AsyncSession, work: Work) -> None:

@@ -165,14 +165,26 @@ async def forget_embedder(session: AsyncSession, store_id: str) -> None:
     await session.execute(update(VectorStore).where(VectorStore.id == store_id).values(**values))
 
 
-async def all_ids(session: AsyncSession) -> Sequence[str]:
-    """Ids of the stores of all tenants."""
-    return (await session.scalars(select(VectorStore.id))).all()
+async def unserved(session: AsyncSession, fingerprints: Collection[str]) -> int:
+    """How many stores hold vectors that none of these embedders made."""
+    of_others = VectorStore.fingerprint.is_not(None), VectorStore.fingerprint.not_in(fingerprints)
+    query = select(func.count()).select_from(VectorStore).where(*of_others, VectorStore.removing.is_(False))
+    return int(await session.scalar(query) or 0)
 
 
-def is_id(name: str) -> bool:
-    """Whether this could be a store's id."""
-    return name.startswith(_PREFIX)
+async def every(session: AsyncSession) -> Sequence[VectorStore]:
+    """The stores of all tenants."""
+    return (await session.scalars(select(VectorStore))).all()
+
+
+def is_ours(collection: str) -> bool:
+    """Whether a collection of this name could be a store's."""
+    return collection.startswith(_PREFIX)
+
+
+def store_of(collection: str) -> str:
+    """The id of the store that a collection is of, by its name."""
+    return _PREFIX + collection.removeprefix(_PREFIX).partition("_")[0]
 
 
 async def being_removed(session: AsyncSession) -> Sequence[str]:

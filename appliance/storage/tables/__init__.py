@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from appliance.storage.tables import audit, batches, completions, idempotency, responses, sessions, uploads, usage
 from appliance.storage.tables.base import Base, Tenanted
-from appliance.storage.tables.documents import File, FileBatch, FileReader, Job, StoreFile, VectorStore
+from appliance.storage.tables.documents import (
+    File,
+    FileBatch,
+    FileReader,
+    Job,
+    RebuiltFile,
+    Reindex,
+    StoreFile,
+    VectorStore,
+)
 from appliance.storage.tables.keys import ApiKey
 
 __all__ = [
@@ -14,6 +23,8 @@ __all__ = [
     "FileBatch",
     "FileReader",
     "Job",
+    "RebuiltFile",
+    "Reindex",
     "StoreFile",
     "Tenanted",
     "VectorStore",

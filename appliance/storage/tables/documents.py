@@ -26,6 +26,11 @@ from appliance.storage.tables.base import Base, Tenanted
 DAY_SECONDS = 86_400
 
 
+def collection_name(store_id: str, generation: int) -> str:
+    """What vector stores call a collection: the store's id, with the number behind it from the second one on."""
+    return f"{store_id}_{generation}" if generation else store_id
+
+
 class File(Tenanted, Base):
     """An uploaded file; its bytes lie in the blob store under the same id.
 
@@ -65,9 +70,19 @@ class VectorStore(Tenanted, Base):
     embedder: Mapped[str | None] = mapped_column(String(255))
     fingerprint: Mapped[str | None] = mapped_column(String(255))
     dimensions: Mapped[int | None] = mapped_column(Integer)
+    metric: Mapped[str] = mapped_column(String(16), default="cosine")
+    generation: Mapped[int] = mapped_column(Integer, default=0)
+    """The number of the collection that is searched."""
+    generations: Mapped[int] = mapped_column(Integer, default=0)
+    """The highest number that a collection of this store ever had; none gets it again."""
     removing: Mapped[bool] = mapped_column(Boolean, default=False)
     """Set when a delete has begun: nothing is added or searched any more."""
     created_us: Mapped[int] = mapped_column(BigInteger)
+
+    @property
+    def collection(self) -> str:
+        """The name of the collection that is searched."""
+        return collection_name(self.id, self.generation)
 
     @property
     def expires_at(self) -> int | None:
@@ -97,6 +112,8 @@ class StoreFile(Tenanted, Base):
     attributes: Mapped[dict[str, Any]] = mapped_column(JSON)
     chunk_size: Mapped[int] = mapped_column(Integer)
     chunk_overlap: Mapped[int] = mapped_column(Integer)
+    chunker: Mapped[str | None] = mapped_column(String(64))
+    """The chunker that the client chose; ``None`` for the configured one."""
     chunks: Mapped[int] = mapped_column(Integer, default=0)
     usage_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     notes: Mapped[list[str]] = mapped_column(JSON, default=list)
@@ -112,8 +129,6 @@ class StoreFile(Tenanted, Base):
         lazy="selectin", cascade="all, delete-orphan", passive_deletes=True, order_by="FileReader.reader"
     )
 
-    chunker: Mapped[str | None] = mapped_column(String(64))
-    """The chunker that the client chose; ``None`` for the configured one."""
     @property
     def readers(self) -> tuple[str, ...]:
         """Who may see it, as its chunks say."""
@@ -171,3 +186,55 @@ class Job(Tenanted, Base):
     """Not to be claimed before this time (back-off)."""
     owner: Mapped[str | None] = mapped_column(String(64))
     lease_expires: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class Reindex(Tenanted, Base):
+    """A second collection of a vector store, by another embedder: being built, or kept so that one can go back.
+
+    A switch exchanges it with the store's own, in one transaction; from then on this row describes the other one.
+    """
+
+    __tablename__ = "reindexes"
+
+    store_id: Mapped[str] = mapped_column(
+        String(64), ForeignKey("vector_stores.id", ondelete="CASCADE"), primary_key=True
+    )
+    generation: Mapped[int] = mapped_column(Integer)
+    embedder: Mapped[str] = mapped_column(String(255))
+    fingerprint: Mapped[str] = mapped_column(String(255))
+    dimensions: Mapped[int] = mapped_column(Integer)
+    status: Mapped[str] = mapped_column(String(16))
+    """``building``, ``kept`` or ``dropping``."""
+    skip_failed: Mapped[bool] = mapped_column(Boolean, default=False)
+    """Switch although some files could not be indexed again; they fail then."""
+    keep_seconds: Mapped[int] = mapped_column(BigInteger)
+    kept_until: Mapped[int | None] = mapped_column(BigInteger)
+    """When it goes, in seconds; ``None`` for one that has never been searched."""
+    started_us: Mapped[int] = mapped_column(BigInteger)
+
+    @property
+    def collection(self) -> str:
+        """The name of this second collection."""
+        return collection_name(self.store_id, self.generation)
+
+
+class RebuiltFile(Tenanted, Base):
+    """A file in a store's second collection: to be done again, whole (``done``), or failed."""
+
+    __tablename__ = "rebuilt_files"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["store_id", "file_id"], ["vector_store_files.store_id", "vector_store_files.file_id"], ondelete="CASCADE"
+        ),
+    )
+
+    store_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    file_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    attempts: Mapped[int] = mapped_column(Integer, default=0)
+    not_before: Mapped[int] = mapped_column(BigInteger, default=0)
+    done: Mapped[bool] = mapped_column(Boolean, default=False)
+    chunks: Mapped[int] = mapped_column(Integer, default=0)
+    usage_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    error_code: Mapped[str | None] = mapped_column(String(32))
+    error_message: Mapped[str | None] = mapped_column(Text)
