@@ -35,6 +35,15 @@ done; \
 wait $$pid || { grep -E '^ *(ERROR|error)' $$log | tail -n 3 >&2; echo "error: pip could not install $(2); see $$log, check network and index (pip config list), or set TORCH_INDEX" >&2; exit 1; }
 endef
 
+# What failed is tried once more by itself, in a process of its own: a test that fails only beside others, on a machine that
+# stands still now and then, is worth mending, but says nothing of the change at hand. What fails twice fails the run.
+define pytest
+$(BIN)/python -m pytest -m "$(1)" $(2) || { \
+  status=$$?; [ $$status -eq 1 ] || exit $$status; \
+  echo "make: once more, by themselves: the tests that failed"; \
+  $(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none --numprocesses 0; }
+endef
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-deps test-fast fuzz gates lock protos bench clean
 
@@ -63,8 +72,8 @@ test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node 
 
 test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(NPM) ## Run every test, the real model included
 	@$(BIN)/appliance models pull --config $(CONFIG)
-	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest -m "model or slow"
+	$(call pytest,not model and not slow,--numprocesses 2 --dist loadfile)
+	$(call pytest,model or slow)
 
 test-fast: $(VENV)/.test $(NPM) ## Run the tests that need no model, within three minutes
 	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile

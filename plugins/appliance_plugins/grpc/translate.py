@@ -23,7 +23,7 @@ def to_json(request: Message) -> dict[str, Any]:
     except json_format.Error as error:
         raise BadRequest(f"the message cannot be read: {error}") from None
     fields = {name: _whole(value) for name, value in found.items()}
-    more = fields.pop("more", {})
+    more: dict[str, Any] = fields.pop("more", {})
     if twice := sorted(more.keys() & {field.name for field in request.DESCRIPTOR.fields}):
         raise BadRequest(f"more.{twice[0]}: this field has a place of its own; set it there", param=twice[0])
     if "seed" in fields:
