@@ -21,7 +21,7 @@ import yaml
 from appliance.errors import ConfigError
 from appliance.loopback import is_loopback
 from appliance.permissions import PERMISSIONS, ROLES, expand
-from appliance.types import MediaTask
+from appliance.types import MAX_NEIGHBORS, Fusion, MediaTask
 
 _ENV = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
 _PLAIN_URL = re.compile(r"[A-Za-z0-9:/.\-_~%\[\]]+")
@@ -130,6 +130,14 @@ class RetrievalConfig(Strict, frozen=True):
     """Passages put before the model where the client says nothing."""
     candidates: Count = 50
     """How many hits each search leg contributes before fusion."""
+    fusion: Fusion = "scores"
+    """How the legs are joined where the client gives no weights: by their scores, or by their ranks alone."""
+    score_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Passages that score less are dropped, where the client gives no threshold."""
+    diversity: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """How much it counts that a passage differs from those before it (MMR), where the client does not say."""
+    neighbors: Annotated[int, msgspec.Meta(ge=0, le=MAX_NEIGHBORS)] = 0
+    """How many chunks before and behind it in its file a passage brings, where the client does not say."""
     reranker: str | None = None
     """Name of a reranking model (an entry of ``models``) that reorders what a search found; ``None`` for none."""
     rerank_candidates: Count = 20

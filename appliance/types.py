@@ -26,6 +26,8 @@ Operation: TypeAlias = (
 Outcome: TypeAlias = Literal["success", "error", "aborted", "refused"]
 Fusion: TypeAlias = Literal["scores", "ranks"]
 """How the legs of a search are joined (``knowledge.fusion``)."""
+MAX_NEIGHBORS = 20
+"""Chunks on each side that a passage may bring with it."""
 Names: TypeAlias = Annotated[
     tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=100)
 ]
@@ -129,6 +131,9 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     similarity: float | None = None
     matched: bool = False
     attributes: Mapping[str, Scalar] = {}
+    start: int = 0
+    end: int = 0
+    """Its place in the document's text, in characters."""
     context: str = ""
     """As of ``StoredChunk``."""
     before: str = ""

@@ -16,6 +16,7 @@ from appliance.http.disconnect import ClientWatch
 from appliance.http.objects import (
     AttachFile,
     ChunkingStrategy,
+    ChunkPlace,
     CreateVectorStore,
     Deleted,
     ExpiresAfter,
@@ -147,11 +148,12 @@ async def search_store(request: HttpRequest) -> Response[bytes]:
         offset=offset,
         limit=body.max_num_results or _DEFAULT_RESULTS,
         where=parse_filter(body.filters),
-        **parse_ranking(body.ranking_options).as_search(),
+        **parse_ranking(body.ranking_options).as_search(runtime(request).config.retrieval),
     )
     async with ClientWatch(request.receive):
         found = await runtime(request).pipeline.search(search_call(request, wanted), _SEARCH_PATH)
-    results = [_result(passage, scores=found.scores) for passage in found.passages]
+    places = "chunk" in (body.include or ())
+    results = [_result(passage, scores=found.scores, places=places) for passage in found.passages]
     next_page = f"page_{offset + wanted.limit}" if found.more else None
     return answer(
         SearchResults(search_query=list(found.search.queries), data=results, has_more=found.more, next_page=next_page),
@@ -276,11 +278,13 @@ def _queries(query: str | Sequence[str]) -> tuple[str, ...]:
     return queries
 
 
-def _result(passage: Passage, *, scores: bool) -> SearchResult:
+def _result(passage: Passage, *, scores: bool, places: bool) -> SearchResult:
+    chunk = ChunkPlace(id=passage.chunk_id, start=passage.start, end=passage.end)
     return SearchResult(
         file_id=passage.file_id,
         filename=passage.filename,
         score=passage.score if scores else msgspec.UNSET,
         attributes=dict(passage.attributes),
         content=[TextContent(text=passage.text)],
+        chunk=chunk if places else msgspec.UNSET,
     )

@@ -57,7 +57,7 @@ class Retriever:
             queries=(question,) if question else (),
             limit=tool.max_num_results or bound.max_num_results or self._config.max_num_results,
             where=parse_filter(tool.filters or None, "tools.filters"),
-            **parse_ranking(tool.ranking_options or None).as_search(),
+            **parse_ranking(tool.ranking_options or None).as_search(self._config),
         )
 
     async def search(self, call: Call, search: Search) -> Findings:

@@ -1,23 +1,52 @@
-"""Reciprocal rank fusion: joins rankings whose scores do not compare, by rank alone (Cormack et al., 2009)."""
+"""Fusion: joins what the legs of a search found into one ranking.
+
+By scores, each leg's divided by its best and weighed: a convex combination (Bruch, Gai and Ingber, "An Analysis of
+Fusion Functions for Hybrid Retrieval", ACM TOIS 42, 2023). It keeps what ranks throw away: how far ahead a hit is. By
+ranks, where scores mean nothing: reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009).
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 RRF_K = 60
 _T = TypeVar("_T", bound=Hashable)
 
 
-def fuse(rankings: Sequence[tuple[Sequence[_T], float]], k: int = RRF_K) -> dict[_T, float]:
-    """Fuse rankings, each best first with its weight, into scores from 0 to 1.
+@dataclass(frozen=True)
+class Leg(Generic[_T]):
+    """What one leg found for one query: scores by item, best first.
 
-    1 means first in every ranking. An item counts once in a ranking, at its best place.
+    ``floor`` is the score of what it did not list: 0 where it listed all that it had, else the last of the list, since
+    nothing left out can have had more.
     """
-    highest = sum(weight for _, weight in rankings) / (k + 1)
+
+    scores: Mapping[_T, float]
+    weight: float = 1.0
+    floor: float = 0.0
+
+
+def fuse_scores(legs: Sequence[Leg[_T]]) -> dict[_T, float]:
+    """Fuse scores into scores from 0 to 1; 1 means the best of every leg."""
+    highest = sum(leg.weight for leg in legs)
     scores: defaultdict[_T, float] = defaultdict(float)
-    for items, weight in rankings:
-        for rank, item in enumerate(dict.fromkeys(items), start=1):
-            scores[item] += weight / (k + rank)
+    items = dict.fromkeys(item for leg in legs for item in leg.scores)
+    for leg in legs:
+        best = max(leg.scores.values(), default=0.0)
+        if best > 0 and leg.weight > 0:
+            for item in items:
+                scores[item] += leg.weight * max(0.0, leg.scores.get(item, leg.floor)) / best
+    return {item: min(1.0, scores[item] / highest) for item in items} if highest else {}
+
+
+def fuse_ranks(legs: Sequence[Leg[_T]], k: int = RRF_K) -> dict[_T, float]:
+    """Fuse ranks into scores from 0 to 1; 1 means first in every leg."""
+    highest = sum(leg.weight for leg in legs) / (k + 1)
+    scores: defaultdict[_T, float] = defaultdict(float)
+    for leg in legs:
+        for rank, item in enumerate(leg.scores, start=1):
+            scores[item] += leg.weight / (k + rank)
     return {item: score / highest for item, score in scores.items()} if highest else {}

@@ -215,6 +215,7 @@ class LocalKnowledge:
             self._backend,
             self._embedders,
             retrieval.candidates,
+            fusion=retrieval.fusion,
             reranker=self._rerankers.get(retrieval.reranker or ""),
             rerank_candidates=retrieval.rerank_candidates,
         )

@@ -9,7 +9,7 @@ import msgspec
 from appliance import errors
 from appliance.errors import RequestError, RetrievalUnavailable
 from appliance.knowledge.filters import Scalar, parse_filter
-from appliance.types import PUBLIC_ACCESS, Access, Scope, Search
+from appliance.types import PUBLIC_ACCESS, Access, Fusion, Scope, Search
 
 MEDIA_TYPE = "application/msgpack"
 FAILED = 500
@@ -30,8 +30,11 @@ class SearchMessage(msgspec.Struct):
     where: Any
     score_threshold: float
     ranker: str
-    text_weight: float
-    embedding_weight: float
+    fusion: Fusion | None
+    text_weight: float | None
+    embedding_weight: float | None
+    diversity: float
+    neighbors: int
     offset: int
 
     @classmethod

@@ -1,4 +1,4 @@
-"""``ranking_options``: how a search weighs its two legs and what it drops."""
+"""``ranking_options``: how a search weighs its two legs, what it drops, and what comes with a passage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from appliance.config import RetrievalConfig
 from appliance.errors import BadRequest
+from appliance.types import MAX_NEIGHBORS
 from appliance.wire import invalid_field
 
 RANKERS = ("auto", "none", "default-2024-11-15", "default_2024_08_21")
@@ -14,27 +16,39 @@ Weight = Annotated[float, msgspec.Meta(ge=0, le=1_000)]
 
 
 class HybridSearch(msgspec.Struct, frozen=True):
-    """Weights of the dense and the text leg in reciprocal rank fusion."""
+    """Weights of the dense and the text leg; asking for it asks for reciprocal rank fusion, as at OpenAI."""
 
     embedding_weight: Weight = 1.0
     text_weight: Weight = 1.0
 
 
 class RankingOptions(msgspec.Struct, frozen=True):
-    """OpenAI's ``ranking_options``. ``none`` ranks by the dense leg alone."""
+    """OpenAI's ``ranking_options``. ``none`` ranks by the dense leg alone.
+
+    Not OpenAI's are ``diversity`` and ``neighbors``; ``None`` is what the configuration says.
+    """
 
     ranker: str = "auto"
-    score_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    hybrid_search: HybridSearch = HybridSearch()
+    score_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    hybrid_search: HybridSearch | None = None
+    diversity: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    neighbors: Annotated[int, msgspec.Meta(ge=0, le=MAX_NEIGHBORS)] | None = None
 
-    def as_search(self) -> dict[str, Any]:
-        """The fields of ``types.Search`` that these options set."""
-        return {
+    def as_search(self, config: RetrievalConfig) -> dict[str, Any]:
+        """The fields of ``types.Search`` that these options set, or else the configuration."""
+        fields: dict[str, Any] = {
             "ranker": self.ranker,
-            "score_threshold": self.score_threshold,
-            "embedding_weight": self.hybrid_search.embedding_weight,
-            "text_weight": self.hybrid_search.text_weight,
+            "score_threshold": _first(self.score_threshold, config.score_threshold),
+            "diversity": _first(self.diversity, config.diversity),
+            "neighbors": _first(self.neighbors, config.neighbors),
         }
+        if self.hybrid_search is not None:
+            fields |= {"fusion": "ranks", **msgspec.structs.asdict(self.hybrid_search)}
+        return fields
+
+
+def _first(given: float | None, configured: float) -> float:
+    return configured if given is None else given
 
 
 def parse_ranking(raw: object, param: str = "ranking_options") -> RankingOptions:
@@ -48,6 +62,7 @@ def parse_ranking(raw: object, param: str = "ranking_options") -> RankingOptions
         raise BadRequest(f"{param}: {found}", param=f"{param}.{found.param}" if found.param else param) from None
     if options.ranker not in RANKERS:
         raise BadRequest(f"{param}.ranker must be one of {', '.join(RANKERS)}", param=f"{param}.ranker")
-    if options.hybrid_search.embedding_weight + options.hybrid_search.text_weight == 0:
+    weights = options.hybrid_search
+    if weights is not None and weights.embedding_weight + weights.text_weight == 0:
         raise BadRequest(f"{param}.hybrid_search: one weight must be above 0", param=f"{param}.hybrid_search")
     return options

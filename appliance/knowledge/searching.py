@@ -1,4 +1,4 @@
-"""Hybrid search: for every query a dense and a text leg over all stores at once, joined by rank, then reranked."""
+"""Hybrid search: for every query a dense and a text leg over all stores at once, fused, then reranked."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from appliance.errors import Conflict
+from appliance.knowledge.diversity import diverse
 from appliance.knowledge.embedding import BatchingEmbedder
-from appliance.knowledge.fusion import fuse
+from appliance.knowledge.fusion import Leg, fuse_ranks, fuse_scores
+from appliance.knowledge.neighbors import Neighborhood
 from appliance.knowledge.reranking import rerank
 from appliance.protocols import Reranker, VectorStore
 from appliance.storage import store_files, stores
 from appliance.storage.database import Database
 from appliance.storage.tables import VectorStore as StoreRow
-from appliance.types import Findings, Hit, Passage, Scope, Search
+from appliance.types import Findings, Fusion, Hit, Passage, Scope, Search
 
+WEIGHTS: Mapping[Fusion, tuple[float, float]] = {"scores": (1.0, 2.0), "ranks": (1.0, 1.0)}
+"""Of the text leg and the dense leg, by the way of fusion, where the client says nothing."""
 Ranking: TypeAlias = list[tuple[str, Hit]]
 """Hits with their store ids, best first: what one leg found for one query in all stores."""
 
@@ -39,6 +45,7 @@ class Searcher:
     backend: VectorStore
     embedders: Mapping[str, BatchingEmbedder]
     candidates: int
+    fusion: Fusion = "scores"
     reranker: Reranker | None = None
     rerank_candidates: int = 20
 
@@ -47,9 +54,10 @@ class Searcher:
         rows, denied = await self._stores(search, scope)
         if not rows:
             return Findings()
+        search = self._weighed(search)
         dense, text = await asyncio.gather(self._dense(search, scope, rows), self._text(search, scope, rows))
         found = _collect(dense, text)
-        scores = _scores(search, dense, text, found)
+        scores = _scores(search, dense, text, found, self._limit(search))
         # The queries saw to the readers; looking again makes a right that was taken away hold at once, while the
         # chunks are being changed.
         async with self.database.tenant(scope.tenant, readers=scope.readers, write=False) as session:
@@ -58,7 +66,22 @@ class Searcher:
         passages = await self._reranked(search, _passages(scores, found, names))
         fit = [passage for passage in passages if passage.score >= search.score_threshold]
         end = search.offset + search.limit
-        return Findings(passages=fit[search.offset : end], more=len(fit) > end, denied=denied)
+        page = diverse(fit, end, search.diversity)[search.offset : end]
+        if search.neighbors:
+            around = Neighborhood(self.backend, {row.id: row.collection for row in rows.values()}, scope)
+            page = await around.surround(page, {key: item.hit.chunk for key, item in found.items()}, search.neighbors)
+        return Findings(passages=page, more=len(fit) > end, denied=denied)
+
+    def _weighed(self, search: Search) -> Search:
+        """With the way of fusion and the weights that hold where the client says nothing."""
+        fusion = search.fusion or self.fusion
+        text, embedding = WEIGHTS[fusion]
+        return replace(
+            search,
+            fusion=fusion,
+            text_weight=text if search.text_weight is None else search.text_weight,
+            embedding_weight=embedding if search.embedding_weight is None else search.embedding_weight,
+        )
 
     async def _reranked(self, search: Search, passages: list[Passage]) -> list[Passage]:
         """Only what was reranked is returned: its scores do not compare with those of the fusion."""
@@ -158,13 +181,21 @@ def _collect(dense: list[Ranking], text: list[Ranking]) -> dict[str, _Found]:
     return found
 
 
-def _scores(search: Search, dense: list[Ranking], text: list[Ranking], found: Mapping[str, _Found]) -> dict[str, float]:
-    """Final scores from 0 to 1: the cosine for ranker ``none``, else the fused rank."""
+def _scores(
+    search: Search, dense: list[Ranking], text: list[Ranking], found: Mapping[str, _Found], limit: int
+) -> dict[str, float]:
+    """Final scores from 0 to 1: the cosine for ranker ``none``, else the fused one."""
     if search.ranker == "none":
         return {chunk_id: min(1.0, max(0.0, item.similarity or 0.0)) for chunk_id, item in found.items()}
-    weighted = [(ranking, search.embedding_weight) for ranking in dense]
-    weighted += [(ranking, search.text_weight) for ranking in text]
-    return fuse([([hit.chunk.id for _, hit in ranking], weight) for ranking, weight in weighted])
+    legs = [_leg(ranking, search.embedding_weight or 0.0, limit) for ranking in dense]
+    legs += [_leg(ranking, search.text_weight or 0.0, limit) for ranking in text]
+    return fuse_ranks(legs) if search.fusion == "ranks" else fuse_scores(legs)
+
+
+def _leg(ranking: Ranking, weight: float, limit: int) -> Leg[str]:
+    """A list that is shorter than it might be holds all there is."""
+    floor = ranking[-1][1].score if len(ranking) >= limit else 0.0
+    return Leg({hit.chunk.id: hit.score for _, hit in ranking}, weight, floor)
 
 
 def _passages(
@@ -193,5 +224,7 @@ def _passage(item: _Found, filename: str, score: float) -> Passage:
         similarity=item.similarity,
         matched=item.matched,
         attributes=chunk.attributes,
+        start=chunk.start,
+        end=chunk.end,
         context=chunk.context,
     )

@@ -20,6 +20,7 @@ from appliance.plugin import (
 )
 from appliance_retrieval.milvus_filter import literal
 from appliance_retrieval.milvus_lite_server import LiteServer
+from appliance_retrieval.milvus_lite_statistics import share_statistics, shares_statistics
 from appliance_retrieval.milvus_rows import OUTPUT, chunk_of, index_configs, make_schema, mutable_fields
 from appliance_retrieval.milvus_server import check_server
 from appliance_retrieval.terms import search_terms
@@ -167,9 +168,15 @@ class MilvusDatabase:
                 self.lite.sync(collection)
 
     def warm_up(self, collection: str) -> None:
-        """Milvus Lite builds its BM25 index at the first search."""
+        """Milvus Lite builds its BM25 index at the first search, for each part of a collection by itself."""
         if self.lite and self._exists(collection):
+            self._even_out(self.lite, collection)
+
+    def _even_out(self, lite: LiteServer, collection: str) -> None:
+        engine = lite.collection(collection)
+        if not shares_statistics(engine, "sparse"):
             self._client.search(collection, ["warm"], anns_field="sparse", limit=1)
+            share_statistics(engine, "sparse")
 
     def search(self, collection: str, field: str, query: Any, condition: str, limit: int) -> list[Hit]:
         """One leg: ``dense`` with a vector, ``sparse`` with terms."""
@@ -180,6 +187,8 @@ class MilvusDatabase:
                 f"{collection} keeps vectors of {self._dimensions[collection]} numbers, not {len(query)};"
                 " search with the embedder it was made with"
             )
+        if self.lite and field == "sparse":
+            self._even_out(self.lite, collection)
         found = self._client.search(
             collection, [query], anns_field=field, limit=limit, filter=condition, output_fields=OUTPUT
         )

@@ -54,6 +54,10 @@ class LiteServer:
                 f"{folder}: {error.strerror or error}; make the folder writable or set plugin.milvus.uri"
             ) from None
 
+    def collection(self, name: str) -> Any:
+        """Milvus Lite's own object for a collection that is there."""
+        return self._db.get_collection(name)
+
     def sync(self, collection: str) -> None:
         """Force a collection's files to the disk: Milvus Lite itself leaves that to the system."""
         root = self.folder / "collections" / collection

@@ -9,7 +9,7 @@ import msgspec
 
 from appliance.plugin import InvalidFile, Scalar, StoredChunk
 from appliance_retrieval.milvus_filter import attribute_fields, readers_text
-from appliance_retrieval.terms import search_terms
+from appliance_retrieval.terms import query_terms, search_terms
 
 MAX_BYTES = 65_535
 """Milvus' limit for one VARCHAR value, in UTF-8 bytes."""
@@ -115,7 +115,16 @@ def _checked(value: str, chunk: StoredChunk) -> str:
 
 def terms_text(text: str) -> str:
     """What the BM25 analyzer sees of a text."""
-    return " ".join(search_terms(text)).encode()[:MAX_BYTES].decode(errors="ignore")
+    return _joined(search_terms(text))
+
+
+def query_text(query: str) -> str:
+    """What it sees of a query."""
+    return _joined(query_terms(query))
+
+
+def _joined(terms: Sequence[str]) -> str:
+    return " ".join(terms).encode()[:MAX_BYTES].decode(errors="ignore")
 
 
 def chunk_of(row: Mapping[str, Any]) -> StoredChunk:
