@@ -20,7 +20,7 @@ import yaml
 
 from appliance.errors import ConfigError
 from appliance.loopback import is_loopback
-from appliance.permissions import PERMISSIONS, ROLES, expand
+from appliance.permissions import check_roles
 from appliance.types import MAX_NEIGHBORS, Fusion, MediaTask
 
 _ENV = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
@@ -383,7 +383,7 @@ def _retyped(filled: str, template: str) -> Any:
 def _check(config: Config) -> None:
     _check_models(config)
     _check_retrieval(config)
-    _check_roles(config.auth.roles)
+    check_roles(config.auth.roles)
     _check_proxies(config.server)
     guard = config.filters.moderation_model
     found = config.model(guard) if guard else None
@@ -473,24 +473,6 @@ def _check_proxies(server: ServerConfig) -> None:
             ip_network(network)
         except ValueError as error:
             raise ConfigError(f"server.trusted_proxies[{i}]: {error}; write it as 10.1.2.3 or 10.0.0.0/8") from None
-
-
-def _check_roles(roles: Mapping[str, tuple[str, ...]]) -> None:
-    for role, patterns in roles.items():
-        if role in ROLES:
-            raise ConfigError(f"auth.roles.{role}: is a built-in role; choose another name")
-        if not role or not role.isprintable():
-            raise ConfigError(f"auth.roles: {role!r} is no name for a role; write one that can be read")
-        for i, pattern in enumerate(patterns):
-            if not expand((pattern,)):
-                raise ConfigError(f"auth.roles.{role}[{i}]: no permission is named {pattern}; {_meant(pattern)}")
-
-
-def _meant(pattern: str) -> str:
-    """The permissions nearest to one that does not exist."""
-    families = {f"{name.partition('.')[0]}.*" for name in PERMISSIONS if "." in name}
-    close = difflib.get_close_matches(pattern, [*PERMISSIONS, *sorted(families)], n=3)
-    return f"did you mean {' or '.join(close)}?" if close else "docs/access.md lists them"
 
 
 def check_chunking(size: int, overlap: int, size_where: str, overlap_where: str) -> None:

@@ -7,9 +7,12 @@ of its own. A trailing ``.*`` stands for a family, ``*`` for everything.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 
 import msgspec
+
+from appliance.errors import ConfigError
 
 PUBLIC = "public"
 """Needs no credential: the probes, and metadata that clients read before they have one."""
@@ -87,3 +90,22 @@ def expand(patterns: Iterable[str]) -> frozenset[str]:
     """All permissions that some grants cover."""
     wanted = tuple(patterns)
     return frozenset(name for name in PERMISSIONS if any(matches(pattern, name) for pattern in wanted))
+
+
+def check_roles(roles: Mapping[str, tuple[str, ...]]) -> None:
+    """Check ``auth.roles`` of the configuration. Raises ConfigError."""
+    for role, patterns in roles.items():
+        if role in ROLES:
+            raise ConfigError(f"auth.roles.{role}: is a built-in role; choose another name")
+        if not role or not role.isprintable():
+            raise ConfigError(f"auth.roles: {role!r} is no name for a role; write one that can be read")
+        for i, pattern in enumerate(patterns):
+            if not expand((pattern,)):
+                raise ConfigError(f"auth.roles.{role}[{i}]: no permission is named {pattern}; {_meant(pattern)}")
+
+
+def _meant(pattern: str) -> str:
+    """The permissions nearest to one that does not exist."""
+    families = {f"{name.partition('.')[0]}.*" for name in PERMISSIONS if "." in name}
+    close = difflib.get_close_matches(pattern, [*PERMISSIONS, *sorted(families)], n=3)
+    return f"did you mean {' or '.join(close)}?" if close else "docs/access.md lists them"

@@ -6,7 +6,10 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, TypeAlias
+
+from multipart import MultipartParser, parse_options_header
 
 CREATED = 1_700_000_000
 
@@ -26,6 +29,17 @@ class Exchange:
         data = json.dumps(body).encode() if not isinstance(body, bytes) else body
         lines = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
         await self._write(_head(status, lines) + data)
+
+    async def data(self, data: bytes, content_type: str) -> None:
+        """A whole answer that is no JSON."""
+        await self._write(_head(200, {"Content-Type": content_type, "Content-Length": str(len(data))}) + data)
+
+    @property
+    def form(self) -> list[tuple[str, str | bytes]]:
+        """The parts of a form in their order: texts, and the bytes of files."""
+        _, options = parse_options_header(self.headers["content-type"])
+        parts = list(MultipartParser(BytesIO(self.body), options["boundary"]))
+        return [(part.name, part.raw if part.filename else part.value) for part in parts]
 
     async def begin(self, content_type: str = "text/event-stream; charset=utf-8") -> None:
         """The head of a stream."""
@@ -146,4 +160,5 @@ async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     first, *lines = head.rstrip().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
     body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Exchange(first.split()[1], headers, json.loads(body) if body else None, reader, writer)
+    decoded = json.loads(body) if body and headers.get("content-type") == "application/json" else body or None
+    return Exchange(first.split()[1], headers, decoded, reader, writer)

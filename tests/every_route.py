@@ -25,6 +25,14 @@ CONFIG = {
     "plugins": ["scripted", "memory", "documents", "tokens"],
     "models": [
         {"name": "m", "engine": "scripted", "options": {"reply": "A short answer."}},
+        {
+            "name": "studio",
+            "engine": "scripted",
+            "tasks": [
+                *("transcription", "translation", "speech"),
+                *("image_generation", "image_edit", "image_variation"),
+            ],
+        },
         {"name": "guard", "engine": "scripted", "options": {"reply": "safe"}},
         {"name": "words", "embedder": "scripted_embedder"},
         {"name": "order", "reranker": "as_they_come"},
@@ -72,10 +80,11 @@ class AsTheyCome:
 
 
 @contextmanager
-def every_route(folder: Path) -> Iterator[Api]:
+def every_route(folder: Path, config: Mapping[str, Any] = CONFIG, **plugins: object) -> Iterator[Api]:
     """The app, served."""
     reranker = provides(rerankers={"as_they_come": lambda spec, context: AsTheyCome()})
-    app = make_app(CONFIG, {"scripted_embedder": ScriptedEmbedder(), "as_they_come": reranker}, folder=folder)
+    plugins |= {"scripted_embedder": ScriptedEmbedder(), "as_they_come": reranker}
+    app = make_app(config, plugins, folder=folder)
     with served_in_thread(app) as url, httpx.Client(base_url=url, timeout=20) as client:
         yield Api(client)
 
@@ -143,6 +152,12 @@ _BODIES: Mapping[str, Any] = {
     "/v1/conversations/{conversation_id}": lambda known: {},
     "/v1/conversations/{conversation_id}/items": lambda known: {"items": HELLO},
     "/v1/messages/count_tokens": lambda known: {"model": "m", "messages": HELLO},
+    "/v1/audio/transcriptions": lambda known: {"model": "studio"},
+    "/v1/audio/translations": lambda known: {"model": "studio"},
+    "/v1/audio/speech": lambda known: {"model": "studio", "input": "hi", "voice": "alloy"},
+    "/v1/images/generations": lambda known: {"model": "studio", "prompt": "hi"},
+    "/v1/images/edits": lambda known: {"model": "studio", "prompt": "hi"},
+    "/v1/images/variations": lambda known: {"model": "studio"},
     "/v1/rerank": lambda known: {"model": "order", "query": "hi", "documents": ["a", "b"]},
     "/v2/rerank": lambda known: {"model": "order", "query": "hi", "documents": ["a", "b"]},
     "/rerank": lambda known: {"model": "order", "query": "hi", "documents": ["a", "b"]},

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 _PARAMETER = re.compile(r"\{(\w+):(\w+)\}")
 _SCHEMAS = "#/components/schemas/{name}"
-_EVENTS = {"type": "string", "description": "Server-sent events; the data of each is JSON, or [DONE] at the end."}
+_EVENTS = {
+    "type": "object",
+    "description": "One event of the stream, as tools read OpenAPI 3.1; its data is JSON, or [DONE] at the end.",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 _HEADERS = {
     "x-request-id": {"required": True, "schema": {"type": "string"}},
     "openai-processing-ms": {"required": True, "schema": {"type": "integer", "minimum": 0}},

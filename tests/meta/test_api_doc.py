@@ -19,6 +19,7 @@ from appliance.anthropic.request import MessagesRequest
 from appliance.http import objects
 from appliance.http.batches import CreateBatch
 from appliance.http.routes import TABLE
+from appliance.media import requests as media
 from appliance.responses.request import ResponsesRequest
 from appliance.testing import make_app, serving
 from appliance.testing.scripted_embedder import ScriptedEmbedder
@@ -30,6 +31,12 @@ FIELDS = {
     "Text completions": wire.CompletionRequest,
     "Embeddings": wire.EmbeddingRequest,
     "Moderations": wire.ModerationRequest,
+    "Transcriptions": media.TranscriptionRequest,
+    "Translations": media.TranslationRequest,
+    "Speech": media.SpeechRequest,
+    "Image generations": media.ImageRequest,
+    "Image edits": media.ImageEditRequest,
+    "Image variations": media.ImageVariationRequest,
     "Reranking": wire.RerankRequest,
     "Scores": wire.ScoreRequest,
     "Tokens": wire.TokenizeRequest,

@@ -59,9 +59,10 @@ def test_an_operation_says_what_goes_in_and_what_comes_out(entry: Entry):
     assert found["x-permission"] == entry.action
     in_path = {item["name"] for item in found["parameters"] if item["in"] == "path"}
     assert in_path == set(re.findall(r"\{(\w+):", entry.path))
-    if isinstance(entry.handler, hot.Route) or entry.body:
-        fields = {field.encode_name for field in msgspec.structs.fields(entry.body)} - {"extra"}
-        assert set(resolved(found["requestBody"]["content"]["application/json"]["schema"])["properties"]) == fields
+    if isinstance(entry.handler, hot.Route) or entry.body or entry.form:
+        kind = "application/json" if entry.body else "multipart/form-data"
+        fields = {field.encode_name for field in msgspec.structs.fields(entry.body or entry.form)} - {"extra"}
+        assert set(resolved(found["requestBody"]["content"][kind]["schema"])["properties"]) == fields
     success = found["responses"]["200"]["content"]
     assert set(success) == set(entry.media)
     assert all(content["schema"] for content in success.values())

@@ -8,10 +8,11 @@ import pytest
 
 from appliance.testing import Emit, ScriptedEngine
 from appliance.testing.contracts.engine import EngineContract
+from appliance.testing.contracts.media import MediaEngineContract
 from appliance.testing.contracts.tokenizer import TokenizerContract
 
 
-class TestScriptedEngine(EngineContract, TokenizerContract):
+class TestScriptedEngine(EngineContract, MediaEngineContract, TokenizerContract):
     @pytest.fixture
     async def engine(self, unstarted_engine: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
         await unstarted_engine.start()
