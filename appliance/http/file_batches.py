@@ -9,7 +9,7 @@ from litestar import Response
 from appliance.errors import BadRequest
 from appliance.http.objects import AttachFile, CreateFileBatch, batch_object, store_file_object
 from appliance.http.requests import HttpRequest, answer, listing, query_of, read_json, runtime, tenant_session
-from appliance.http.store_files import MemberPage
+from appliance.http.store_files import MemberPage, attribute_filter
 from appliance.http.vector_stores import access_of, attach, check_keys, chunking_of, knowledge, store_id_of
 from appliance.knowledge.chunking import Chunking
 from appliance.storage import batches, store_files
@@ -61,9 +61,12 @@ async def cancel_batch(request: HttpRequest) -> Response[bytes]:
 async def list_batch_files(request: HttpRequest) -> Response[bytes]:
     """``GET .../file_batches/{batch_id}/files``."""
     store_id, page = store_id_of(request), query_of(request, MemberPage)
+    where = attribute_filter(page.filters)
     async with tenant_session(request, write=False) as session:
         batch = await batches.get(session, store_id, _batch_id(request))
-        rows, more = await store_files.page(session, store_id, page, status=page.filter, among=batch.file_ids)
+        rows, more = await store_files.page(
+            session, store_id, page, status=page.filter, among=batch.file_ids, where=where
+        )
     found = [store_file_object(row, manages=session.sees_all) for row in rows]
     return answer(listing(found, [row.file_id for row in rows], has_more=more))
 

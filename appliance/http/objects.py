@@ -129,6 +129,8 @@ class SearchVectorStore(msgspec.Struct, kw_only=True):
     ranking_options: dict[str, Any] | None = None
     rewrite_query: bool | None = None
     page: str | None = None
+    include: list[Literal["chunk"]] | None = None
+    """``chunk``: say of each passage which piece of its file it is (not OpenAI's)."""
 
 
 # -- answers ---------------------------------------------------------------------------------------------
@@ -241,6 +243,14 @@ class TextContent(msgspec.Struct, kw_only=True):
     text: str
 
 
+class ChunkPlace(msgspec.Struct, kw_only=True):
+    """A piece of a file: ``start`` and ``end`` are characters of its text, the end excluded."""
+
+    id: str
+    start: int
+    end: int
+
+
 class SearchResult(msgspec.Struct, kw_only=True):
     """A passage that a search found; ``score`` is from 0 to 1, left out where the caller may not see it."""
 
@@ -249,6 +259,8 @@ class SearchResult(msgspec.Struct, kw_only=True):
     score: float | msgspec.UnsetType = msgspec.UNSET
     attributes: dict[str, Scalar]
     content: list[TextContent]
+    chunk: ChunkPlace | msgspec.UnsetType = msgspec.UNSET
+    """There if ``include`` asks for it (not OpenAI's)."""
 
 
 class SearchResults(msgspec.Struct, kw_only=True):

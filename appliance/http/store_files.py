@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from litestar import Response
 from msgspec import UNSET, UnsetType
 
@@ -37,6 +38,7 @@ from appliance.http.vector_stores import (
     store_id_of,
 )
 from appliance.knowledge.augment import scope_of
+from appliance.knowledge.filters import Filter, parse_filter
 from appliance.storage import files, store_files
 from appliance.storage.tables import StoreFile
 from appliance.types import Passage, Search, StoredChunk
@@ -44,9 +46,13 @@ from appliance.wire import decoder
 
 
 class MemberPage(Page, frozen=True, kw_only=True):
-    """The parameters of lists of a store's files; ``filter`` is a status."""
+    """The parameters of lists of a store's files; ``filter`` is a status.
+
+    ``filters`` is a filter of attributes, as of a search, in JSON (not OpenAI's).
+    """
 
     filter: FileStatus | None = None
+    filters: str | None = None
 
 
 _decode_attach = decoder(AttachFile)
@@ -67,10 +73,11 @@ async def attach_file(request: HttpRequest) -> Response[bytes]:
 
 
 async def list_store_files(request: HttpRequest) -> Response[bytes]:
-    """``GET .../files``, by ``filter`` of status if wanted."""
+    """``GET .../files``, by ``filter`` of status and ``filters`` of attributes if wanted."""
     page = query_of(request, MemberPage)
+    where = attribute_filter(page.filters)
     async with tenant_session(request, write=False) as session:
-        rows, more = await store_files.page(session, store_id_of(request), page, status=page.filter)
+        rows, more = await store_files.page(session, store_id_of(request), page, status=page.filter, where=where)
     found = [store_file_object(row, manages=session.sees_all) for row in rows]
     return answer(listing(found, [row.file_id for row in rows], has_more=more))
 
@@ -123,6 +130,14 @@ async def store_file_content(request: HttpRequest) -> Response[bytes]:
     )
 
 
+def attribute_filter(text: str | None) -> Filter | None:
+    """The query parameter ``filters``. Raises BadRequest for what is no JSON, or no filter."""
+    try:
+        return None if text is None else parse_filter(msgspec.json.decode(text))
+    except (msgspec.DecodeError, RecursionError):
+        raise BadRequest("filters must be a filter as JSON, URL-encoded", param="filters") from None
+
+
 async def _shown(request: HttpRequest) -> StoreFileObject:
     async with tenant_session(request, write=False) as session:
         row = await store_files.get(session, store_id_of(request), request.path_params["file_id"])
@@ -144,4 +159,6 @@ def _passage(chunk: StoredChunk, store_id: str, filename: str) -> Passage:
         text=chunk.text,
         score=0.0,
         attributes=chunk.attributes,
+        start=chunk.start,
+        end=chunk.end,
     )

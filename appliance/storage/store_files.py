@@ -10,7 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import lazyload
 
 from appliance.errors import Forbidden, NotFound
+from appliance.knowledge.filters import Filter
 from appliance.storage import files, paging, stores
+from appliance.storage.attributes import condition
 from appliance.storage.ids import now_us
 from appliance.storage.tables import File, FileReader, Job, StoreFile
 from appliance.storage.tenancy import TenantSession, shared_with
@@ -89,14 +91,20 @@ async def page(
     *,
     status: str | None = None,
     among: Collection[str] | None = None,
+    where: Filter | None = None,
 ) -> tuple[Sequence[StoreFile], bool]:
-    """A page of a store's files; ``among`` limits it to a batch. Raises NotFound for an unknown store."""
+    """A page of a store's files; ``among`` limits it to a batch, ``where`` by attributes.
+
+    Raises NotFound for an unknown store.
+    """
     await stores.get(session, store_id)
     query = select(StoreFile).where(StoreFile.store_id == store_id)
     if status is not None:
         query = query.where(StoreFile.status == status)
     if among is not None:
         query = query.where(StoreFile.file_id.in_(among))
+    if where is not None:
+        query = query.where(condition(where, session.get_bind().dialect.name))
     return await paging.fetch(session, query, (StoreFile.created_us, StoreFile.file_id), wanted)
 
 

@@ -19,6 +19,8 @@ PRINTED = {
     "chat_stream.py": "The capital of France is Paris.\n\n",
     "curl.sh": "data: [DONE]",
     "langchain_rag.py": "from: operations.md",
+    "langchain_retriever.py": " kitchen.txt: The kitchen closes at nine",
+    "llamaindex_rag.py": " docs/operations.md: ",
 }
 
 

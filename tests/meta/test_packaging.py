@@ -120,6 +120,15 @@ def test_a_plugin_imports_of_the_core_only_its_public_api(name):
             assert top == own
 
 
+def test_the_client_modules_import_nothing_of_the_server():
+    folder = ROOT / "retrieval" / "appliance_client"
+    theirs = {"appliance_client", "langchain_core", "llama_index", "openai", "pydantic", *sys.stdlib_module_names}
+    for path in folder.rglob("*.py"):
+        assert {module.partition(".")[0] for module in imported(path)} <= theirs, path.name
+        assert ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    assert (folder / "py.typed").exists()
+
+
 def test_the_core_imports_no_plugin_package():
     for name, path in SOURCES.items():
         if name.partition(".")[0] == "appliance":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 import pytest_asyncio
@@ -294,3 +295,50 @@ async def check(raw: httpx.AsyncClient, store: str, texts: list[str]) -> None:
     assert counts["total"] == len(texts) == sum(counts[name] for name in counts if name != "total")
     assert found["status"] == ("in_progress" if counts["in_progress"] else "completed")
     assert found["usage_bytes"] >= 0
+
+
+async def test_a_stores_files_can_be_listed_by_their_attributes(raw) -> None:
+    store = (await raw.post("/vector_stores", json={})).json()["id"]
+    made = {}
+    for name in ("a", "b", "c"):
+        made[name] = await upload(raw)
+        attach = {"file_id": made[name], "attributes": {"name": name, "year": 2020}}
+        await raw.post(f"/vector_stores/{store}/files", json=attach)
+
+    async def names(wanted: Any, **query: Any) -> set[str]:
+        listed = await raw.get(
+            f"/vector_stores/{store}/files", params={"filters": msgspec.json.encode(wanted).decode(), **query}
+        )
+        assert listed.status_code == 200, listed.text
+        return {item["attributes"]["name"] for item in listed.json()["data"]}
+
+    assert await names({"type": "in", "key": "name", "value": ["a", "c", "x"]}) == {"a", "c"}
+    assert await names({"type": "eq", "key": "year", "value": "2020"}) == set()
+    assert await names({"type": "gte", "key": "year", "value": 2020}, limit=2, order="asc") == {"a", "b"}
+
+
+@pytest.mark.parametrize("filters", ["", "{", "[]", '{"type":"eq"}', "[" * 5000, '{"type":"near","key":"a","value":1}'])
+async def test_filters_of_a_list_that_are_none_are_refused(raw, filters) -> None:
+    store = (await raw.post("/vector_stores", json={})).json()["id"]
+    refused = await raw.get(f"/vector_stores/{store}/files", params={"filters": filters})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"].startswith("filters")
+
+
+async def test_a_search_says_which_piece_of_a_file_a_passage_is_if_asked(raw) -> None:
+    text = " ".join(f"zebrafinch{number}" for number in range(300))
+    store = (await raw.post("/vector_stores", json={"file_ids": [await upload(raw, text)]})).json()["id"]
+
+    async def indexed() -> bool:
+        return (await raw.get(f"/vector_stores/{store}")).json()["status"] == "completed"
+
+    await eventually(indexed)
+    plain = (await raw.post(f"/vector_stores/{store}/search", json={"query": "zebrafinch200"})).json()["data"]
+    asked = {"query": "zebrafinch200", "include": ["chunk"]}
+    placed = (await raw.post(f"/vector_stores/{store}/search", json=asked)).json()["data"]
+    assert "chunk" not in plain[0]
+    assert len(placed) == len(plain) > 1
+    for hit in placed:
+        assert hit["content"][0]["text"] == text[hit["chunk"]["start"] : hit["chunk"]["end"]]
+    refused = await raw.post(f"/vector_stores/{store}/search", json=asked | {"include": ["all"]})
+    assert refused.status_code == 400
