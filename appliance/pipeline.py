@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -308,7 +309,8 @@ class Pipeline:
         search = self.retriever.search_of(call, self.models)
         if search is None:
             return call
-        found = await self._findings(call, search, self.retriever.search, span)
+        tokenizer = self.models.resolve(call.model, call.principal).tokenizer
+        found = await self._findings(call, search, partial(self.retriever.search, tokenizer=tokenizer), span)
         return self.retriever.augment(call, found.passages, search.queries)
 
     async def _findings(

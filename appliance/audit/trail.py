@@ -78,6 +78,9 @@ class Trail:
             "scores": [f"{passage.score:.4f}" for passage in found.passages],
             "denied": found.denied,
         }
+        neighbors = [chunk_id for passage in found.passages for chunk_id in passage.neighbor_ids]
+        if neighbors:
+            details = {**details, "neighbors": neighbors}
         await self.done(principal, "retrieval", ",".join(search.store_ids), details)
 
     async def done(self, principal: Principal, action: str, object_: str, details: Details) -> None:

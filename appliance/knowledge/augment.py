@@ -14,9 +14,11 @@ import msgspec
 from appliance.config import RetrievalConfig
 from appliance.errors import BadRequest, NotFound
 from appliance.knowledge.api import Knowledge
+from appliance.knowledge.budget import ContextBudget, reading_order, whole, within_characters
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.framing import framed
 from appliance.knowledge.ranking import parse_ranking
+from appliance.protocols import Tokenizer
 from appliance.types import Call, Findings, Passage, Principal, Scope, Search
 from appliance.wire import ChatRequest, FileSearch, Message, invalid_field, message_text, question_of
 
@@ -32,6 +34,7 @@ class Retriever:
         self._knowledge = knowledge
         self._stores = stores
         self._config = config
+        self._budget = ContextBudget()
 
     def search_of(self, call: Call, models: Models) -> Search | None:
         """The search that a call asks for, by tool or by its model; ``None`` if it asks for none.
@@ -60,8 +63,10 @@ class Retriever:
             **parse_ranking(tool.ranking_options or None).as_search(self._config),
         )
 
-    async def search(self, call: Call, search: Search) -> Findings:
+    async def search(self, call: Call, search: Search, tokenizer: Tokenizer | None = None) -> Findings:
         """Run it within the caller's tenant and rights; only passages that have to do with the question.
+
+        ``tokenizer`` is the model's, where it has one: it knows how much the model's context has room for.
 
         Raises:
             NotFound: a store does not exist for this caller. RetrievalUnavailable
@@ -75,8 +80,9 @@ class Retriever:
             for p in found.passages
             if p.similarity is None or p.similarity >= self._config.min_similarity or p.matched
         ]
-        kept = _within(relevant, self._config.max_context_characters)
-        return msgspec.structs.replace(found, passages=kept)
+        kept = within_characters(relevant, self._config.max_context_characters)
+        kept = await self._budget.fit(kept, tokenizer, lambda passages: self._request_with(call, passages))
+        return msgspec.structs.replace(found, passages=reading_order([whole(passage) for passage in kept]))
 
     async def _resolved(self, call: Call, search: Search) -> tuple[str, ...]:
         """The stores' ids. Whoever named none is told whose stores are missing."""
@@ -90,19 +96,23 @@ class Retriever:
 
     async def find(self, call: Call, search: Search) -> Findings:
         """All that a search of stores by id finds within the caller's rights, as the search API gives it."""
-        return await self._knowledge.search(search, scope_of(call.principal))
+        found = await self._knowledge.search(search, scope_of(call.principal))
+        return msgspec.structs.replace(found, passages=[whole(passage) for passage in found.passages])
 
     def augment(self, call: Call, passages: Sequence[Passage], queries: tuple[str, ...] = ()) -> Call:
         """The call with the passages in its system message, and without the ``file_search`` tool."""
+        request = self._request_with(call, passages)
+        return msgspec.structs.replace(call, request=request, queries=queries, passages=tuple(passages))
+
+    def _request_with(self, call: Call, passages: Sequence[Passage]) -> ChatRequest:
         request: ChatRequest = call.request
         tools = [tool for tool in request.tools or [] if not _is_search(tool)]
-        changed = msgspec.structs.replace(
+        return msgspec.structs.replace(
             request,
-            messages=_with_sources(request.messages, framed(passages)),
+            messages=_with_sources(request.messages, framed([whole(passage) for passage in passages])),
             tools=tools or None,
             tool_choice=_tool_choice(request.tool_choice, tools),
         )
-        return msgspec.structs.replace(call, request=changed, queries=queries, passages=tuple(passages))
 
 
 def file_search_tools(request: object) -> list[dict[str, Any]]:
@@ -135,17 +145,6 @@ def _read_tool(tools: list[dict[str, Any]]) -> FileSearch:
     if not search.vector_store_ids:
         raise BadRequest("the file_search tool needs vector_store_ids", param="tools.vector_store_ids")
     return search
-
-
-def _within(passages: list[Passage], characters: int) -> list[Passage]:
-    """As many of the best passages as fit; the first always."""
-    kept: list[Passage] = []
-    for passage in passages:
-        characters -= len(passage.context) + len(passage.text)
-        if kept and characters < 0:
-            break
-        kept.append(passage)
-    return kept
 
 
 def _with_sources(messages: list[Message], sources: str) -> list[Message]:
