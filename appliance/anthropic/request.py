@@ -89,6 +89,14 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
     )
 
 
+def parts_of(request: MessagesRequest) -> Iterator[tuple[str, str]]:
+    """The place and type of each block; that of a document that is text is ``text``. ``chat_of`` has checked them."""
+    for i, turn in enumerate(request.messages):
+        for j, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
+            is_text = block.get("type") == "document" and block["source"]["type"] == "text"
+            yield f"messages[{i}].content[{j}]", "text" if is_text else block["type"]
+
+
 def _turn(turn: Turn, where: str) -> Iterator[Message]:
     """A user's turn may hold results of tools, each of which is a message of its own, before what the user says."""
     if isinstance(turn.content, str):
@@ -141,7 +149,7 @@ def _part(block: Mapping[str, Any], where: str) -> ContentPart:
     if kind == "image":
         return ContentPart(type="image_url", image_url=ImageUrl(url=_image(block.get("source"), where)))
     if kind == "document":
-        return ContentPart(type="text", text=_document(block, where))
+        return _document(block, where)
     raise BadRequest(
         f"{where}.type: {str(kind)[:40]!r} is not served here; known are text, image, document, tool_use, tool_result "
         "and thinking",
@@ -158,15 +166,21 @@ def _image(source: object, where: str) -> str:
     raise BadRequest(f"{where}.source must be of type url or base64", param=f"{where}.source")
 
 
-def _document(block: Mapping[str, Any], where: str) -> str:
+def _document(block: Mapping[str, Any], where: str) -> ContentPart:
     source = block.get("source")
-    if not isinstance(source, dict) or source.get("type") != "text":
+    if not isinstance(source, dict) or source.get("type") not in ("text", "base64"):
         raise BadRequest(
-            f"{where}.source must be of type text; put other documents into a vector store", param=f"{where}.source"
+            f"{where}.source must be of type text or base64; put other documents into a vector store",
+            param=f"{where}.source",
         )
     title = block.get("title")
-    text = _field(source, "data", f"{where}.source")
-    return f"{title}\n\n{text}" if isinstance(title, str) and title else text
+    named = isinstance(title, str) and bool(title)
+    data = _field(source, "data", f"{where}.source")
+    if source["type"] == "text":
+        return ContentPart(type="text", text=f"{title}\n\n{data}" if named else data)
+    media = _field(source, "media_type", f"{where}.source")
+    filename = {"filename": title} if named else {}
+    return ContentPart(type="file", file={"file_data": f"data:{media};base64,{data}", **filename})
 
 
 def _tool_use(block: Mapping[str, Any], where: str) -> ToolCall:

@@ -9,11 +9,12 @@ import msgspec
 from litestar.types import Scope
 
 from appliance.anthropic.output import Json, MessageBuilder
-from appliance.anthropic.request import MessagesRequest, chat_of
+from appliance.anthropic.request import MessagesRequest, chat_of, parts_of
 from appliance.errors import BadRequest, RequestError
 from appliance.http import errors, validate
 from appliance.http.hot import Reply, Route
 from appliance.http.tokens import CountRoute, counting
+from appliance.models.inputs import check_parts
 from appliance.types import Call
 from appliance.wire import TokenizeRequest
 
@@ -54,8 +55,9 @@ class MessagesRoute(Route):
         request = self.decode(body)
         if request.max_tokens is None:
             raise BadRequest("max_tokens is required", param="max_tokens", code="missing_required_parameter")
-        runtime.models.resolve_chat(request.model, scope["user"])
+        model = runtime.models.resolve_chat(request.model, scope["user"])
         chat = chat_of(request)
+        check_parts(model.name, model.inputs, parts_of(request))
         validate.check_chat(chat, runtime.config.limits)
         call = Call(
             id=scope["state"]["request_id"],

@@ -5,7 +5,7 @@ Items are kept as plain JSON objects, as clients send them and get them back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from appliance.errors import BadRequest
@@ -126,6 +126,13 @@ def _content(raw: str | list[Any], role: str, where: str) -> list[dict[str, Any]
     return raw
 
 
+def parts_of(items: Sequence[Mapping[str, Any]], where: str = "input") -> Iterator[tuple[str, str]]:
+    """The place and type of each part of the messages among some items."""
+    for i, item in enumerate(items):
+        for j, part in enumerate(item["content"] if item["type"] == "message" else ()):
+            yield f"{where}[{i}].content[{j}]", part["type"]
+
+
 def _output_text(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": []}
 
@@ -146,10 +153,16 @@ def _check_part(part: Any, where: str) -> None:
     elif kind == "input_audio":
         if not isinstance(part.get("input_audio"), dict):
             raise BadRequest(f"{where}.input_audio must be an object", param=f"{where}.input_audio")
+    elif kind == "input_file":
+        if not isinstance(part.get("file_data"), str):
+            raise BadRequest(
+                f"{where}.file_data is required; for files by id or URL use a vector store and file_search",
+                param=f"{where}.file_data",
+            )
     else:
         raise BadRequest(
             f"{where}.type: {str(kind)[:40]!r} is not served here; known are input_text, output_text, refusal, "
-            "input_image, input_audio (put documents into a vector store and use file_search)",
+            "input_image, input_audio, input_file",
             param=f"{where}.type",
         )
 
@@ -198,6 +211,9 @@ def _part(part: Mapping[str, Any]) -> ContentPart:
         )
     if part["type"] == "input_audio":
         return ContentPart(type="input_audio", input_audio=part["input_audio"])
+    if part["type"] == "input_file":
+        given = {name: part[name] for name in ("filename", "file_data") if isinstance(part.get(name), str)}
+        return ContentPart(type="file", file=given)
     return ContentPart(type="text", text=part["text"])
 
 

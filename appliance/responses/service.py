@@ -11,8 +11,9 @@ import msgspec
 from appliance.config import LimitsConfig
 from appliance.errors import BadRequest, NotFound
 from appliance.http import validate
+from appliance.models.inputs import check_parts
 from appliance.responses.events import encoded
-from appliance.responses.items import read_input
+from appliance.responses.items import parts_of, read_input
 from appliance.responses.output import Json, ResponseBuilder, new_response
 from appliance.responses.request import ResponsesRequest, chat_of, check
 from appliance.storage import conversations, response_events, responses
@@ -79,9 +80,10 @@ class Responses:
             Forbidden: the caller may not use the model, go on from what is stored, or store the answer.
         """
         check(request)
-        self.models.resolve_chat(request.model, principal)
+        model = self.models.resolve_chat(request.model, principal)
         await self._authorize(request, principal)
         new = read_input(request.input) if given is None else given
+        check_parts(model.name, model.inputs, parts_of(new))
         items = _resolved(await self._before(request, principal), new)
         if not items:
             raise BadRequest("input must hold at least one item", param="input")

@@ -86,6 +86,14 @@ def test_images_and_text_documents_are_parts() -> None:
     assert parts[2] == {"type": "text", "text": "T\n\nbody"}
 
 
+def test_other_documents_are_files() -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
+    found = chat(user({"type": "document", "title": "T", "source": source}))
+    assert found["messages"][0]["content"] == [
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "T"}}
+    ]
+
+
 def test_file_search_is_a_tool_here_too() -> None:
     search = {"type": "file_search", "vector_store_ids": ["vs_1"]}
     assert chat(tools=[search])["tools"] == [search]
@@ -102,7 +110,8 @@ def test_output_config_is_a_response_format() -> None:
         ([user({"type": "video"})], {}, "messages[0].content[0].type"),
         ([user({"type": "text"})], {}, "messages[0].content[0].text"),
         ([user({"type": "image", "source": {"type": "file", "file_id": "f"}})], {}, "messages[0].content[0].source"),
-        ([user({"type": "document", "source": {"type": "base64"}})], {}, "messages[0].content[0].source"),
+        ([user({"type": "document", "source": {"type": "url"}})], {}, "messages[0].content[0].source"),
+        ([user({"type": "document", "source": {"type": "base64"}})], {}, "messages[0].content[0].source.data"),
         ([user({"type": "tool_result"})], {}, "messages[0].content[0].tool_use_id"),
         (
             [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "n", "input": "x"}]}],

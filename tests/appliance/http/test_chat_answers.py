@@ -117,11 +117,38 @@ async def test_a_part_that_a_model_does_not_read_is_refused_by_name(box, inputs,
         assert (await b.chat(model=name, messages=asking(*([IMAGE] if inputs else [])))).status_code == 200
 
 
-async def test_a_response_with_an_image_is_refused_alike(box) -> None:
-    async with box(None, {"models": [{"name": "m", "engine": "scripted", "inputs": []}]}) as b:
-        part = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"}
-        body = {"model": "m", "input": [{"role": "user", "content": [part]}]}
-        assert (await b.client.post("/v1/responses", json=body)).status_code == 400
+PDF = "data:application/pdf;base64,AA=="
+OF_OTHER_FORMS = [
+    ("/v1/responses", {"type": "input_image", "image_url": PDF}, "image_url"),
+    ("/v1/responses", {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}, "input_audio"),
+    ("/v1/responses", {"type": "input_file", "filename": "a.pdf", "file_data": PDF}, "file"),
+    ("/v1/messages", {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}, "image_url"),
+    (
+        "/v1/messages",
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}},
+        "file",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "part", "kind"), OF_OTHER_FORMS)
+async def test_a_part_in_another_apis_form_reaches_an_engine_or_is_refused_by_its_own_name(
+    box, path, part, kind
+) -> None:
+    models = [{"name": "m", "engine": "scripted"}, {"name": "blind", "engine": "scripted", "inputs": []}]
+    text = {"type": "text" if path.endswith("messages") else "input_text", "text": "what?"}
+    turns = {"messages" if path.endswith("messages") else "input": [{"role": "user", "content": [text, part]}]}
+    body = {"model": "m", "max_tokens": 5, "system": "Be brief.", "instructions": "Be brief.", **turns}
+    async with box(None, {"models": models}) as b:
+        assert (await b.client.post(path, json=body)).status_code == 200
+        message = b.plugin.engines["m"].diaries[0].call.request.messages[-1]
+        assert [found.type for found in message.content] == ["text", kind]
+        reply = await b.client.post(path, json=body | {"model": "blind"})
+        error = reply.json()["error"]
+        field = "messages" if path.endswith("messages") else "input"
+        assert (reply.status_code, error["param"]) == (400, f"{field}[0].content[1].type")
+        assert part["type"] in error["message"]
+        assert not b.plugin.engines["blind"].diaries
 
 
 @pytest.mark.parametrize(
