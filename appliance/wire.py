@@ -39,6 +39,8 @@ _Label = Annotated[str, msgspec.Meta(max_length=512)]
 Metadata: TypeAlias = Annotated[dict[_Key, _Label], msgspec.Meta(max_length=MAX_METADATA)]
 
 
+NotServed: TypeAlias = None
+"""Type of a field that must be left out: an answer that does not heed it would not be what was asked for."""
 INTERNAL = "x-internal"
 """In the schema of a field that is no part of the API."""
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "minItems": 1}
@@ -169,6 +171,8 @@ class ChatRequest(_Sampling, kw_only=True):
     metadata: Metadata | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+    moderation: NotServed = None
+    web_search_options: NotServed = None
 
 
 class CompletionRequest(_Sampling, kw_only=True):
@@ -302,6 +306,8 @@ def invalid_field(error: msgspec.ValidationError) -> BadRequest:
         missing = message.rpartition("field `")[2].rstrip("`")
         param = f"{param}.{missing}" if param else missing
         return BadRequest(f"{param} is required", param=param, code="missing_required_parameter")
+    if message.startswith("Expected `null`, got"):
+        return BadRequest(f"{param} is not served here; leave it out", param=param, code="unsupported_parameter")
     return BadRequest(f"{param or 'the body'}: {message[0].lower()}{message[1:]}", param=param, code="invalid_type")
 
 

@@ -17,6 +17,8 @@ KINDS: dict[str, Any] = {
     "array": [[]],
     "object": {"seven": [[]]},
 }
+OVERSIZED = 300_000
+"""Characters; a tenth as many entries."""
 _TAKES: dict[type, tuple[str, ...]] = {
     inspect.AnyType: (*KINDS, "null"),
     inspect.BoolType: ("boolean",),
@@ -62,6 +64,16 @@ class Field:
             yield None
         for option in options(self.type):
             yield from _beyond(option)
+
+    def oversized(self) -> Iterator[Any]:
+        """Values far larger than anybody means, where its type sets no bound."""
+        for option in options(self.type):
+            if isinstance(option, inspect.StrType) and option.max_length is None:
+                yield "x" * OVERSIZED
+            elif isinstance(option, inspect.DictType) and option.max_length is None:
+                yield {f"k{i}": "v" for i in range(OVERSIZED // 10)}
+            elif _is_list(option) and option.max_length is None:
+                yield [smallest(option.item_type)] * (OVERSIZED // 10)
 
 
 def fields_of(type_: type[Any]) -> list[Field]:

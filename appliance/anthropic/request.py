@@ -26,6 +26,13 @@ from appliance.wire import (
 )
 
 MAX_BLOCKS = 2048
+OWN_NAMES = {
+    "response_format": "output_config.format",
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+}
+"""The fields here by those of a chat that they become, where they have another name."""
 Blocks = str | list[dict[str, Any]]
 
 
@@ -85,6 +92,7 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
         tool_choice=_choice(choice) if tools and choice else None,
         parallel_tool_calls=False if tools and choice.get("disable_parallel_tool_use") is True else None,
         response_format=_format(request.output_config),
+        reasoning_effort=_effort(request.output_config),
         user=request.metadata.user_id if request.metadata else None,
     )
 
@@ -251,6 +259,13 @@ def _format(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
             "output_config.format must be of type json_schema, with a schema", param="output_config.format"
         )
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted["schema"], "strict": True}}
+
+
+def _effort(config: Mapping[str, Any] | None) -> str | None:
+    wanted = (config or {}).get("effort")
+    if wanted is None or isinstance(wanted, str):
+        return wanted
+    raise BadRequest("output_config.effort must be a text", param="output_config.effort", code="invalid_type")
 
 
 def _field(block: Mapping[str, Any], name: str, where: str) -> str:

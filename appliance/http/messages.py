@@ -9,7 +9,7 @@ import msgspec
 from litestar.types import Scope
 
 from appliance.anthropic.output import Json, MessageBuilder
-from appliance.anthropic.request import MessagesRequest, chat_of, parts_of
+from appliance.anthropic.request import OWN_NAMES, MessagesRequest, chat_of, parts_of
 from appliance.errors import BadRequest, RequestError
 from appliance.http import errors, validate
 from appliance.http.hot import Reply, Route
@@ -58,7 +58,8 @@ class MessagesRoute(Route):
         model = runtime.models.resolve_chat(request.model, scope["user"])
         chat = chat_of(request)
         check_parts(model.name, model.inputs, parts_of(request))
-        validate.check_chat(chat, runtime.config.limits)
+        with validate.in_words_of(OWN_NAMES):
+            validate.check_chat(chat, runtime.config.limits)
         call = Call(
             id=scope["state"]["request_id"],
             operation="chat",

@@ -220,8 +220,9 @@ class InputTokensRoute(CountRoute):
         items = read_input(body.input)
         if not items:
             raise BadRequest("input must hold at least one item", param="input")
-        if body.previous_response_id or body.conversation:
-            raise BadRequest("tokens are counted of the input alone; send all of it", param="previous_response_id")
+        for name in ("previous_response_id", "conversation"):
+            if getattr(body, name):
+                raise BadRequest("tokens are counted of the input alone; send all of it as input", param=name)
         return counting(chat_of(body, items))
 
     def shown(self, count: int) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from appliance.config import LimitsConfig
@@ -50,6 +51,19 @@ def cap_tokens(request: ChatRequest | CompletionRequest | EmbeddingRequest, limi
         request.max_tokens = min(cap, DEFAULT_COMPLETION_TOKENS)
     elif request.max_completion_tokens is None:
         request.max_completion_tokens = cap
+
+
+@contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a chat in the words of the API that it came by: its own fields by those of the chat."""
+    try:
+        yield
+    except BadRequest as error:
+        param = error.param or ""
+        own = names.get(param.partition(".")[0].partition("[")[0])
+        if own is None:
+            raise
+        raise BadRequest(str(error).replace(param, own, 1), param=own, code=error.code) from None
 
 
 def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:

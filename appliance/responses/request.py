@@ -12,7 +12,7 @@ import msgspec
 
 from appliance.errors import BadRequest
 from appliance.responses.items import messages_of
-from appliance.wire import ChatRequest, Count, Message, Metadata, Probability, StreamOptions, Temperature
+from appliance.wire import ChatRequest, Count, Message, Metadata, NotServed, Probability, StreamOptions, Temperature
 
 RESULTS = "file_search_call.results"
 LOGPROBS = "message.output_text.logprobs"
@@ -84,6 +84,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
+    moderation: NotServed = None
+    prompt: NotServed = None
 
     @property
     def conversation_id(self) -> str | None:
@@ -95,6 +97,15 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     def stored(self) -> bool:
         """Whether the answer is kept; it is unless the client says no."""
         return self.store is not False
+
+
+OWN_NAMES = {
+    "messages": "input",
+    "response_format": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+}
+"""The fields here by those of a chat that they become, where they have another name."""
 
 
 def check(request: ResponsesRequest) -> None:
@@ -136,7 +147,11 @@ def chat_of(request: ResponsesRequest, items: Sequence[dict[str, Any]]) -> ChatR
         parallel_tool_calls=request.parallel_tool_calls if tools else None,
         response_format=response_format(request.text),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        verbosity=request.text.verbosity if request.text else None,
         user=request.user,
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
+        service_tier=request.service_tier,
     )
 
 

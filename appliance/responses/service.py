@@ -15,7 +15,7 @@ from appliance.models.inputs import check_parts
 from appliance.responses.events import encoded
 from appliance.responses.items import parts_of, read_input
 from appliance.responses.output import Json, ResponseBuilder, new_response
-from appliance.responses.request import ResponsesRequest, chat_of, check
+from appliance.responses.request import OWN_NAMES, ResponsesRequest, chat_of, check
 from appliance.storage import conversations, response_events, responses
 from appliance.storage.database import Database
 from appliance.storage.ids import new_id, now_us
@@ -93,7 +93,8 @@ class Responses:
                 param="input",
             )
         chat = chat_of(request, items)
-        validate.check_chat(chat, self.limits)
+        with validate.in_words_of(OWN_NAMES):
+            validate.check_chat(chat, self.limits)
         validate.cap_tokens(chat, self.limits)
         status = "queued" if request.background else "in_progress"
         builder = ResponseBuilder(new_response(request, response_id or new_id("resp_"), status), request.include or ())

@@ -88,17 +88,31 @@ async def test_C7_a_client_never_chooses_what_compiles_its_grammar(box, path, na
 @pytest.mark.parametrize("schema", [{"pattern": "(a+)+b" * 1000}, {"enum": ["x" * 1000] * 300}])
 async def test_C7_schemas_have_bounds_on_every_chat_route(box, schema):
     schema = {"type": "object", "properties": {"a": {"type": "string", **schema}}}
-    named = {"name": "a", "schema": schema}
+    format_ = {"name": "a", "schema": schema}
     forms = {
-        "/v1/chat/completions": {"response_format": {"type": "json_schema", "json_schema": named}},
-        "/v1/responses": {"text": {"format": {"type": "json_schema", **named}}},
+        "/v1/chat/completions": {"response_format": {"type": "json_schema", "json_schema": format_}},
+        "/v1/responses": {"text": {"format": {"type": "json_schema", **format_}}},
         "/v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
     }
+    named = {"/v1/chat/completions": "response_format", "/v1/responses": "text.format"}
     async with box() as b:
         for path, given in forms.items():
             reply = await b.client.post(path, json=GENERATING[path] | given)
             assert reply.status_code == 400, (path, reply.text)
+            error = reply.json()["error"]
+            assert error["param"] == named.get(path, "output_config.format")
+            assert error["message"].startswith(error["param"])
         assert not b.engine.diaries
+
+
+async def test_too_many_tokens_are_refused_in_the_words_of_each_route(box):
+    fields = {"/v1/chat/completions": "max_completion_tokens", "/v1/responses": "max_output_tokens"}
+    async with box(config={"limits": {"max_completion_tokens": 50}}) as b:
+        for path in CHATS:
+            name = fields.get(path, "max_tokens")
+            reply = await b.client.post(path, json=GENERATING[path] | {name: 51})
+            assert reply.status_code == 400, (path, reply.text)
+            assert reply.json()["error"]["param"] == name
 
 
 @pytest.mark.parametrize("value", [{"x": 1}, {"-1": 1}, {"1.5": 1}, {"9" * 50: 1}, {"5": 101}, {"5": -101}, {"": 1}])

@@ -78,6 +78,16 @@ def test_O08_null_is_the_default_wherever_a_field_may_be_left_out(api, entry):
 
 
 @pytest.mark.parametrize("entry", WITH_BODY)
+def test_O11_an_oversized_value_is_taken_or_named(api, entry):
+    good = api.body(entry)
+    for field in fields_of(entry.body):
+        for value in field.oversized():
+            reply = send(api, entry, field.within(good, value))
+            assert reply.status_code < 500, (field.name, reply.text[:200])
+            assert reply.status_code != 400 or reply.json()["error"]["param"], (field.name, reply.text[:200])
+
+
+@pytest.mark.parametrize("entry", WITH_BODY)
 def test_O08_unknown_fields_are_ignored(api, entry):
     plain = send(api, entry, api.body(entry))
     with_more = send(api, entry, api.body(entry) | {"x_trace": [[1]], "extra": {"a": 1}})
