@@ -274,6 +274,14 @@ class Parser(Protocol):
 
 
 @runtime_checkable
+class Preparer(Protocol):
+    """What a parser may also be: one that loads its libraries ahead, since each file is parsed by a fork of its own."""
+
+    def prepare(self, filename: str, media_type: str | None) -> None:
+        """Import what a file of this name and type will need. Not confined: it must not look at the file."""
+
+
+@runtime_checkable
 class Chunker(Protocol):
     """Cuts a document into pieces for embedding. Plain synchronous code, run off the event loop."""
 

@@ -142,6 +142,7 @@ def check(question: tuple[str, str, str] | None, config_path: Path, as_json: boo
     cannot be understood.
     """
     from appliance.app import create_app
+    from appliance.knowledge.confinement import lacking
     from appliance.runtime import build
 
     config = load(config_path)
@@ -150,11 +151,15 @@ def check(question: tuple[str, str, str] | None, config_path: Path, as_json: boo
     if question is not None:
         sys.exit(_explain(runtime, question, as_json))
     plugins, models, routes = list(runtime.plugins.names), [model.name for model in runtime.models], len(app.routes)
+    lacks = lacking() if config.retrieval.vector_store else []
     if as_json:
-        print_json({"ok": True, "config": str(config_path), "plugins": plugins, "models": models, "routes": routes})
+        found = {"config": str(config_path), "plugins": plugins, "models": models, "routes": routes}
+        print_json({"ok": True, **found, "confinement_lacks": lacks})
         return
     named = ", ".join(models) or "none"
     click.echo(f"{config_path} is good: {len(plugins)} plugins, models {named}, {routes} routes")
+    for what in lacks:
+        click.echo(f"documents will be parsed less confined: this machine lacks {what}")
 
 
 def _explain(runtime: Runtime, question: tuple[str, str, str], as_json: bool) -> int:

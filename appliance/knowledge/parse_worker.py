@@ -1,29 +1,36 @@
-"""The confined process that parses documents: ``python -m appliance.knowledge.parse_worker``.
+"""The processes that parse documents: ``python -m appliance.knowledge.parse_worker``.
 
 It is started by ``appliance.knowledge.parsing.ParserPool``, gets a ``Start`` and then one ``Job`` after the other on
 standard input, and answers each with a ``Reply`` on standard output. Every message is MessagePack after its length in
-four bytes, big-endian. It has no network, a bounded address space, and cannot write files; it ends with its parent.
+four bytes, big-endian. It ends with its parent.
+
+It loads the parsers and looks at no document itself: each file gets a fork of its own, which is confined to it
+(``appliance.knowledge.confinement``) and goes with its answer. So a file that takes over its parser learns nothing of
+the files before it, and can do nothing to those behind it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, NoReturn, TypeAlias
 
 import msgspec
 
 from appliance.config import Config
 from appliance.errors import ApplianceError, InvalidFile, UnsupportedFile
+from appliance.knowledge.confinement import confine, limit, python_paths
 from appliance.knowledge.text import clean_document
 from appliance.plugins import Plugins
-from appliance.protocols import Parser
+from appliance.protocols import Parser, Preparer
 from appliance.types import Document
 
 Problem: TypeAlias = Literal["start", "invalid", "unsupported", "memory"]
@@ -31,12 +38,14 @@ Problem: TypeAlias = Literal["start", "invalid", "unsupported", "memory"]
 LENGTH_BYTES = 4
 MAX_TEXT = 128 * 2**20
 """Largest text taken from one file, in bytes."""
+MAX_REPLY = MAX_TEXT + 16 * 2**20
+"""Largest answer, in bytes: a text with its outline."""
 NICENESS = 10
 """Parsing can wait; an engine that answers on the same cores, and a question's embedding, should not."""
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NO_NEW_PRIVS = 38
+_BLOCK = 2**20
 
 
 class Start(msgspec.Struct, kw_only=True):
@@ -68,21 +77,89 @@ def main() -> int:
     """Serve until standard input ends."""
     jobs, replies = sys.stdin.buffer, _own_stdout()
     start = msgspec.msgpack.decode(_read(jobs), type=Start)
-    _confine(start.parent)
+    _stand_apart(start.parent)
     try:
         parsers = _parsers(start)
     except ApplianceError as error:
         _write(replies, Reply(problem="start", message=str(error)))
         return 1
-    # Only now, as loading the plugins may write byte code.
-    _limit(start.memory)
+    worker = _Worker(parsers, python_paths(), start.memory, replies)
+    gc.freeze()  # so that the forks leave the memory that they share with this process as it is
     _write(replies, Reply())
     while frame := _read(jobs):
-        reply = parse(parsers, msgspec.msgpack.decode(frame, type=Job))
-        _write(replies, reply)
-        if reply.problem == "memory":
-            return 1
+        worker.do(msgspec.msgpack.decode(frame, type=Job))
     return 0
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """Has files parsed by forks of this process."""
+
+    parsers: Sequence[Parser]
+    modules: Sequence[str]
+    memory: int
+    replies: BinaryIO
+
+    def do(self, job: Job) -> None:
+        """Have a fork parse a file, and pass its one answer on. Ends as the fork did if there is none."""
+        self._prepare(job)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            self._parse_and_go(job, writer)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as answer:
+            whole = _pass_on(answer, self.replies)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not whole:
+            _end_with(status)
+
+    def _prepare(self, job: Job) -> None:
+        """Have libraries loaded here, once, and not by each fork. What goes wrong shows there."""
+        with contextlib.suppress(Exception):
+            parser = choose(self.parsers, job.filename, job.media_type)
+            if isinstance(parser, Preparer):
+                parser.prepare(job.filename, job.media_type)
+
+    def _parse_and_go(self, job: Job, writer: int) -> NoReturn:
+        """What the fork does."""
+        code = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(2, 1)
+            os.closerange(3, writer)
+            os.closerange(writer + 1, 2**16)
+            _die_with_parent()
+            confine(Path(job.path), self.modules, self.memory)
+            with os.fdopen(writer, "wb") as answer:
+                _write(answer, parse(self.parsers, job))
+            code = 0
+        finally:
+            os._exit(code)
+
+
+def _pass_on(answer: BinaryIO, replies: BinaryIO) -> bool:
+    """Copy one message; false if there is no whole one, or one that is too large."""
+    head = answer.read(LENGTH_BYTES)
+    left = int.from_bytes(head, "big")
+    if len(head) < LENGTH_BYTES or left > MAX_REPLY:
+        return False
+    replies.write(head)
+    while left and (block := answer.read(min(left, _BLOCK))):
+        replies.write(block)
+        left -= len(block)
+    replies.flush()
+    return left == 0
+
+
+def _end_with(status: int) -> NoReturn:
+    """End by the same signal or code as the fork, so that the pool knows what happened to it."""
+    if os.WIFSIGNALED(status):
+        with contextlib.suppress(OSError):  # as for SIGKILL, which is as it is
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status) or 1)
 
 
 def parse(parsers: Sequence[Parser], job: Job) -> Reply:
@@ -159,29 +236,26 @@ def _write(replies: BinaryIO, reply: Reply) -> None:
     replies.flush()
 
 
-def _confine(parent: int) -> None:
+def _stand_apart(parent: int) -> None:
     """Leave the network, where the kernel allows it, stand back for others, and die with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
+    limit(resource.RLIMIT_CORE, 0)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_CLONE_NEWNET) != 0:
             libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
-        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # Of all processes this one is the one to kill when the machine runs out of memory.
+        # Of all processes these are the ones to kill when the machine runs out of memory.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    _die_with_parent()
     if os.getppid() != parent:  # it died before the lines above took effect
         os._exit(1)
 
 
-def _limit(memory: int) -> None:
-    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
-        # A limit that somebody set lower stays.
-        hard = resource.getrlimit(kind)[1]
-        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (limit, limit))
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

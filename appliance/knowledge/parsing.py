@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -14,18 +15,17 @@ import msgspec
 
 from appliance.config import Config
 from appliance.errors import IngestionError, InvalidFile, StartError, UnsupportedFile
-from appliance.knowledge.parse_worker import LENGTH_BYTES, MAX_TEXT, Job, Reply, Start
+from appliance.knowledge.confinement import lacking
+from appliance.knowledge.parse_worker import LENGTH_BYTES, MAX_REPLY, Job, Reply, Start
 from appliance.types import Document
 
+log = logging.getLogger("appliance.ingest")
 _START_SECONDS = 60.0
-_FILES_PER_CHILD = 500
-"""A child is replaced after so many files, which bounds what a leaking library can pile up."""
 _STOPPED = "the parsing processes are stopped; start the appliance again"
-_MAX_REPLY = MAX_TEXT + 2**20
 
 
 class ParserPool:
-    """Runs the configured parsers on files, ``size`` at a time, each in a child process that is kept for the next file.
+    """Runs the configured parsers on files, ``size`` at a time, each in a confined fork of a child that is kept.
 
     ``names`` limits which of the configured plugins the children load; give those with parsers, so that the others'
     settings, with their secrets, stay out of reach of hostile documents.
@@ -33,6 +33,8 @@ class ParserPool:
 
     def __init__(self, config: Config, *, names: Sequence[str] | None = None, size: int = 1) -> None:
         self._retrieval = config.retrieval
+        for what in lacking():
+            log.warning("documents are parsed less confined than they could be: this machine lacks %s", what)
         plugins = config.plugins if names is None else tuple(names)
         self._start = Start(
             plugins=plugins,
@@ -64,7 +66,7 @@ class ParserPool:
                 raise
             finally:
                 self._busy.discard(child)
-            await self._give_back(child, reply)
+            await self._give_back(child)
         return self._document(reply)
 
     async def stop(self) -> None:
@@ -90,9 +92,8 @@ class ParserPool:
         self._busy.add(child)
         return child
 
-    async def _give_back(self, child: _Child, reply: Reply) -> None:
-        child.files += 1
-        if self._stopped or reply.problem == "memory" or child.files >= _FILES_PER_CHILD:
+    async def _give_back(self, child: _Child) -> None:
+        if self._stopped:
             await child.kill()
         else:
             self._idle.append(child)
@@ -147,7 +148,6 @@ class _Child:
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
-        self.files = 0
 
     @classmethod
     async def start(cls, start: Start) -> _Child:
@@ -201,7 +201,7 @@ class _Child:
             self._stdin.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
             await self._stdin.drain()
             length = int.from_bytes(await self._stdout.readexactly(LENGTH_BYTES), "big")
-            if length > _MAX_REPLY:
+            if length > MAX_REPLY:
                 raise _EndedError
             return msgspec.msgpack.decode(await self._stdout.readexactly(length), type=Reply)
         except (OSError, EOFError, msgspec.DecodeError) as error:

@@ -6,13 +6,14 @@ What a file is, its first bytes say; where they say nothing, the suffix does, th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
 from appliance.plugin import Document, InvalidFile, Parser, hookimpl
 from appliance_retrieval.parsers import html, office, pdf, text
-from appliance_retrieval.parsers.kinds import MEDIA_TYPES, SUFFIXES, Kind, kind_of
+from appliance_retrieval.parsers.kinds import MEDIA_TYPES, SUFFIXES, Kind, claimed_kind, kind_of
 from appliance_retrieval.parsers.outline import outline
 
 _READERS: dict[Kind, Callable[[Path, str | None], Document]] = {
@@ -24,15 +25,28 @@ _READERS: dict[Kind, Callable[[Path, str | None], Document]] = {
     "pptx": office.read_pptx,
     "xlsx": office.read_xlsx,
 }
+_LIBRARIES: dict[Kind, tuple[str, ...]] = {
+    "html": ("markitdown.converters",),
+    "pdf": ("pypdfium2",),
+    "docx": ("markitdown.converters", "mammoth", "defusedxml.ElementTree"),
+    "pptx": ("markitdown.converters", "pptx", "defusedxml.ElementTree"),
+    "xlsx": ("openpyxl", "defusedxml.ElementTree"),
+}
+"""What a reader imports, to be loaded ahead."""
 _MARKDOWN: tuple[Kind, ...] = ("markdown", "html", "docx", "pptx", "xlsx")
 """What is Markdown, or is made into it."""
 
 
 class Documents:
-    """Parser for the formats above. Loads a format's library when the first such file comes."""
+    """Parser for the formats above."""
 
     suffixes = frozenset(SUFFIXES)
     media_types = frozenset(MEDIA_TYPES)
+
+    def prepare(self, filename: str, media_type: str | None) -> None:
+        """Load the libraries for a file of this name and type."""
+        for name in _LIBRARIES.get(claimed_kind(filename, media_type), ()):
+            import_module(name)
 
     def parse(self, path: Path, filename: str, media_type: str | None) -> Document:
         """Read a file; ``media_type`` may carry a charset, which then counts.

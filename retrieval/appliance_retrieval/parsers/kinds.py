@@ -48,13 +48,18 @@ _PARTS: dict[str, Kind] = {"word/document.xml": "docx", "ppt/presentation.xml": 
 _OFFICE = ("docx", "pptx", "xlsx")
 
 
+def claimed_kind(filename: str, media_type: str | None) -> Kind:
+    """What a file says it is: by suffix, else by media type, else text."""
+    return SUFFIXES.get(Path(filename).suffix.lower()) or MEDIA_TYPES.get(bare_type(media_type), "text")
+
+
 def kind_of(path: Path, filename: str, media_type: str | None) -> Kind:
     """The reader a file needs: by its first bytes, else by suffix, else by media type, else text.
 
     Raises:
         UnsupportedFile: it is an archive, or an encrypted or old Office file.
     """
-    claimed = SUFFIXES.get(Path(filename).suffix.lower()) or MEDIA_TYPES.get(bare_type(media_type), "text")
+    claimed = claimed_kind(filename, media_type)
     with path.open("rb") as file:
         head = file.read(8)
     if head.startswith(b"%PDF-"):

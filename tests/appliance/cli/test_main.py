@@ -13,6 +13,7 @@ from distributions import offer  # noqa: F401 - a fixture
 
 from appliance import __version__
 from appliance.cli.main import main
+from appliance.knowledge import confinement
 
 
 @pytest.fixture
@@ -96,7 +97,19 @@ def test_check_of_a_good_configuration(run, tmp_path):
     code, out, _ = run("check", "--config", str(path), "--json")
     assert json.loads(out) | {"routes": 0} == {
         "ok": True, "config": str(path), "plugins": ["scripted"], "models": ["m"], "routes": 0,
+        "confinement_lacks": [],
     }  # fmt: skip
+
+
+def test_check_names_what_the_machine_lacks_to_confine_parsers(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(confinement, "_landlock_version", lambda: -1)
+    embedder = {"name": "e", "embedder": "onnx"}
+    plugins = ["memory", "onnx", "documents", "tokens"]
+    write_config(tmp_path, plugins=plugins, models=[embedder], retrieval={"vector_store": "memory"})
+    code, out, _ = run("check")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "parsed less confined: this machine lacks Landlock" in out
+    assert run("check", "--json")[1].count("Landlock") == 1
 
 
 def test_check_starts_nothing_and_writes_nothing(run, tmp_path):

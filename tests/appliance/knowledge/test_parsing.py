@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
-import socket
-import subprocess
+import struct
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from textwrap import dedent
 
 import documents
 import pytest
+from eventually import until
 
 from appliance.config import Config, RetrievalConfig
 from appliance.errors import InvalidFile, StartError, UnsupportedFile
+from appliance.knowledge import confinement
+from appliance.knowledge.confinement import lacking
 from appliance.knowledge.parsing import ParserPool
 
 PROBE = """
-    import os, resource, socket, subprocess, sys, time
+    import ctypes, os, resource, socket, subprocess, sys, tempfile, threading, time
+    from importlib import import_module
     from pathlib import Path
     from appliance.plugin import Document, hookimpl
+
+    def check(result):
+        if result < 0:
+            raise OSError(ctypes.get_errno())
 
     class Probe:
         '''Does what its file says.'''
@@ -34,15 +41,16 @@ PROBE = """
             return Document(text=str(getattr(self, path.read_text())(path)))
 
         def pid(self, path):
+            return os.getppid()
+
+        def fork(self, path):
             return os.getpid()
 
         def loop(self, path):
-            path.with_suffix(".started").touch()
             while True:
                 pass
 
         def sleep(self, path):
-            path.with_suffix(".started").touch()
             time.sleep(60)
 
         def memory(self, path):
@@ -68,19 +76,69 @@ PROBE = """
             os.write(1, b"more noise")
             return "fine"
 
-        def connect(self, path):
-            port = int(path.with_suffix(".port").read_text())
-            socket.create_connection(("127.0.0.1", port), timeout=2)
-
-        def write(self, path):
-            path.with_suffix(".out").write_bytes(b"x" * 100)
-
         def environment(self, path):
             return sorted(os.environ)
 
         def limits(self, path):
             kinds = resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_FSIZE
             return [resource.getrlimit(kind) for kind in kinds]
+
+        def attack(self, path):
+            '''Tries everything that a document must not do; tells what it could.'''
+            folder = path.parent
+            done = []
+            for name, act in {
+                "database": lambda: (folder / "appliance.db").read_bytes(),
+                "neighbour": lambda: (folder / "other.txt").read_bytes(),
+                "listing": lambda: os.listdir(folder),
+                "passwd": lambda: open("/etc/passwd").read(),
+                "environment": lambda: open(f"/proc/{os.getppid()}/environ").read(),
+                "write": lambda: (folder / "out.txt").write_text("x"),
+                "overwrite": lambda: path.open("r+").write("x"),
+                "folder": lambda: (folder / "made").mkdir(),
+                "temporary": lambda: tempfile.TemporaryFile(),
+                "remove": lambda: (folder / "other.txt").unlink(),
+                "rename": lambda: (folder / "other.txt").rename(folder / "moved.txt"),
+                "link": lambda: (folder / "link").symlink_to("/etc/passwd"),
+                "socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
+                "unix": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
+                "fork": lambda: os.fork() or os._exit(0),
+                "spawn": lambda: subprocess.run([sys.executable, "-c", "1"]),
+                "exec": lambda: os.execv("/bin/true", ["true"]),
+                "session": lambda: os.setsid(),
+                "signal": lambda: os.kill(os.getppid(), 0),
+                "namespace": lambda: check(ctypes.CDLL(None, use_errno=True).unshare(0x10000000)),
+                "trace": lambda: check(ctypes.CDLL(None, use_errno=True).ptrace(16, os.getppid(), 0, 0)),
+            }.items():
+                try:
+                    act()
+                except OSError:
+                    continue
+                done.append(name)
+            return done
+
+        def own(self, path):
+            threading.Thread(target=lambda: None).start()
+            return [path.read_text(), Path("/usr/lib").is_dir(), bool(os.urandom(2)), bool(import_module("tomllib"))]
+
+        def bomb(self, path):
+            while True:
+                os.fork()
+
+        def threads(self, path):
+            while True:
+                threading.Thread(target=time.sleep, args=(60,)).start()
+
+        def forge(self, path):
+            for descriptor in range(3, 64):
+                try:
+                    os.write(descriptor, (10**6).to_bytes(4, "big") + b"forged" * 10)
+                except OSError:
+                    pass
+            return "mine"
+
+        def swallow(self, path):
+            return sys.stdin.buffer.read(1)
 
         def hidden(self, path):
             return "a\\u200bb\\U000e0041c\\r\\nd\\ud800e\\0f \\U0001f469\\u200d\\U0001f4bb\\ufe0f"
@@ -90,9 +148,6 @@ PROBE = """
 
         def huge(self, path):
             return "x" * (128 * 2**20 + 1)
-
-        def grandchild(self, path):
-            return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid
 
     @hookimpl
     def appliance_parsers():
@@ -132,7 +187,14 @@ async def probe(pool: ParserPool, folder: Path, what: str) -> str:
 
 
 async def pid_of(pool: ParserPool, folder: Path) -> int:
-    return int(await probe(pool, folder, "pid"))
+    """The child's, once the fork that told it is gone."""
+    pid = int(await probe(pool, folder, "pid"))
+    await until(lambda: gone(pid) or not children(pid))
+    return pid
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def gone(pid: int) -> bool:
@@ -140,13 +202,6 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.02)
 
 
 # -- parsing ---------------------------------------------------------------------------------------------
@@ -250,7 +305,7 @@ async def test_kill_9_in_the_middle_of_a_file_fails_that_file_alone(pool: Pool, 
     parsers = pool()
     pid = await pid_of(parsers, tmp_path)
     parsing = asyncio.create_task(probe(parsers, tmp_path, "sleep"))
-    await until((tmp_path / "sleep.started").exists)
+    await until(lambda: children(pid))
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(InvalidFile, match="killed"):
         await parsing
@@ -269,30 +324,30 @@ async def test_a_cancelled_parse_leaves_no_process(pool: Pool, tmp_path: Path) -
     parsers = pool()
     pid = await pid_of(parsers, tmp_path)
     parsing = asyncio.create_task(probe(parsers, tmp_path, "loop"))
-    await until((tmp_path / "loop.started").exists)
+    await until(lambda: children(pid))
+    forks = children(pid)
     parsing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await parsing
     assert gone(pid)
+    await until(lambda: all(map(gone, forks)))
     assert await pid_of(parsers, tmp_path) != pid
 
 
-async def test_stop_ends_the_children_and_what_they_started(pool: Pool, tmp_path: Path) -> None:
+async def test_stop_in_the_middle_of_a_file_ends_its_fork_and_does_not_blame_the_file(
+    pool: Pool, tmp_path: Path
+) -> None:
     parsers = pool()
-    pids = [await pid_of(parsers, tmp_path), int(await probe(parsers, tmp_path, "grandchild"))]
-    await parsers.stop()
-    await until(lambda: all(map(gone, pids)))
-    await parsers.stop()
-
-
-async def test_stop_in_the_middle_of_a_file_does_not_blame_the_file(pool: Pool, tmp_path: Path) -> None:
-    parsers = pool()
+    pid = await pid_of(parsers, tmp_path)
     parsing = [asyncio.create_task(probe(parsers, tmp_path, "loop")) for _ in range(2)]
-    await until((tmp_path / "loop.started").exists)
+    await until(lambda: children(pid))
+    pids = [pid, *children(pid)]
     await parsers.stop()
     for each in parsing:
         with pytest.raises(StartError, match="stopped"):
             await each
+    await until(lambda: all(map(gone, pids)))
+    await parsers.stop()
 
 
 @pytest.mark.parametrize("what", ["fail", "deep"])
@@ -318,26 +373,75 @@ async def test_bombs_fail_one_after_the_other_and_the_queue_moves_on(pool: Pool,
 # -- confinement -----------------------------------------------------------------------------------------
 
 
-def can_leave_the_network() -> bool:
-    code = "import ctypes, sys; c = ctypes.CDLL(None); sys.exit(c.unshare(0x40000000) and c.unshare(0x50000000) and 1)"
-    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+async def test_C11_a_hostile_parser_reads_its_file_and_nothing_else_and_writes_starts_and_reaches_nothing(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (tmp_path / "appliance.db").write_text("secret")
+    (tmp_path / "other.txt").write_text("of another tenant")
+    assert lacking() == [], "the tests of confinement need Landlock and seccomp"
+    assert await probe(pool(), tmp_path, "attack") == "[]"
+    assert (tmp_path / "other.txt").read_text() == "of another tenant"
+    assert (tmp_path / "attack.probe").read_text() == "attack"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["appliance.db", "attack.probe", "other.txt", "site"]
 
 
-@pytest.mark.skipif(not can_leave_the_network(), reason="the kernel allows no network namespaces here")
-async def test_the_child_has_no_network(pool: Pool, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        (tmp_path / "connect.port").write_text(str(server.getsockname()[1]))
-        with pytest.raises(InvalidFile, match="OSError"):
-            await probe(pool(), tmp_path, "connect")
-        with pytest.raises(BlockingIOError):
-            server.accept()
+async def test_a_parser_has_its_file_libraries_and_threads(pool: Pool, tmp_path: Path) -> None:
+    assert await probe(pool(), tmp_path, "own") == "['own', True, True, True]"
 
 
-async def test_the_child_cannot_write_files(pool: Pool, tmp_path: Path) -> None:
-    with pytest.raises(InvalidFile, match="OSError"):
-        await probe(pool(), tmp_path, "write")
-    assert (tmp_path / "write.out").stat().st_size == 0
+@pytest.mark.parametrize("what", ["bomb", "threads"])
+async def test_C11_a_fork_bomb_fails_its_file_and_the_queue_goes_on(pool: Pool, tmp_path: Path, what: str) -> None:
+    parsers = pool(timeout=20)
+    with pytest.raises(InvalidFile, match="parser"):
+        await probe(parsers, tmp_path, what)
+    assert await probe(parsers, tmp_path, "own")
+
+
+async def test_each_file_has_a_process_of_its_own(pool: Pool, tmp_path: Path) -> None:
+    parsers = pool()
+    assert await probe(parsers, tmp_path, "fork") != await probe(parsers, tmp_path, "fork")
+
+
+async def test_a_file_cannot_answer_for_the_next_one_or_take_its_job(pool: Pool, tmp_path: Path) -> None:
+    parsers = pool()
+    with pytest.raises(InvalidFile):
+        await probe(parsers, tmp_path, "forge")
+    assert await probe(parsers, tmp_path, "swallow") == "b''"
+    assert await probe(parsers, tmp_path, "own")
+
+
+@pytest.mark.parametrize("machine", confinement._MACHINES)
+def test_the_filter_of_every_machine_refuses_what_it_should(machine: str) -> None:
+    """The program is run as the kernel would, for machines that this one is not."""
+    found = confinement._MACHINES[machine]
+    program = [struct.unpack("=HBBI", line) for line in confinement._program(found)]
+
+    def verdict(number: int, argument: int = 0, architecture: int = found.architecture) -> int:
+        data = {0: number, 4: architecture, 16: argument}
+        value, place = 0, 0
+        while True:
+            code, then, otherwise, operand = program[place]
+            if code == 0x06:
+                return operand
+            if code == 0x20:
+                value = data[operand]
+                place += 1
+                continue
+            holds = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
+            place += 1 + (then if holds else otherwise)
+
+    allowed, refused, unknown = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+    assert {verdict(number) for number in found.refused} == {refused}
+    assert verdict(0) == verdict(1) == verdict(found.clone, 0x10000 | 0x100) == allowed
+    assert verdict(found.clone, signal.SIGCHLD) == refused
+    assert verdict(found.clone3) == unknown
+    assert verdict(0, architecture=0x40000003) == verdict(0x40000000) == refused
+
+
+async def test_what_the_kernel_cannot_do_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confinement, "_landlock_version", lambda: 0)
+    monkeypatch.setattr(confinement, "_filters_calls", lambda: False)
+    assert [line.split()[0] for line in lacking()] == ["Landlock,", "seccomp"]
 
 
 async def test_parsing_stands_back_for_whoever_answers_on_the_same_cores(pool: Pool, tmp_path: Path) -> None:
