@@ -61,7 +61,7 @@ class Served:
             for line in iter(output.readline, ""):
                 self.lines.append(line.rstrip("\n"))
 
-    def wait_for(self, text: str, seconds: float = 30) -> str:
+    def wait_for(self, text: str, seconds: float = 60) -> str:
         """The first line that holds ``text``."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -81,7 +81,7 @@ class Served:
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def end(self, seconds: float = 20) -> int:
+    def end(self, seconds: float = 60) -> int:
         """Wait for the exit code."""
         code = self.process.wait(seconds)
         self._reader.join(5)

@@ -1,4 +1,9 @@
-"""Bounded waiting for tests."""
+"""Bounded waiting for tests.
+
+Bounds count the time in which the test itself got to look: a round counts as long as it took, but no more than
+``_ROUND`` seconds. So a machine that stands still for a while makes no test fail, and what is told to happen within a
+second must happen within a second of looking.
+"""
 
 import asyncio
 import inspect
@@ -6,16 +11,30 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+Check = Callable[[], Any | Awaitable[Any]]
+_PAUSE = 0.005
+_ROUND = 0.2
 
-async def eventually(check: Callable[[], Any | Awaitable[Any]], seconds: float = 5.0) -> Any:
+
+async def eventually(check: Check, seconds: float = 20.0) -> Any:
     """What ``check()`` gives, awaited if need be, as soon as that is true; fails after ``seconds``."""
-    end = time.monotonic() + seconds
+    return (await _look(check, seconds))[0]
+
+
+async def until(check: Check, seconds: float = 20.0) -> float:
+    """Wait until a condition holds; the seconds it took."""
+    return (await _look(check, seconds))[1]
+
+
+async def _look(check: Check, seconds: float) -> tuple[Any, float]:
+    looked = 0.0
     while True:
+        began = time.monotonic()
         found = check()
         if inspect.isawaitable(found):
             found = await found
         if found:
-            return found
-        if time.monotonic() > end:
-            raise AssertionError(f"{check} did not come true within {seconds} s")
-        await asyncio.sleep(0.01)
+            return found, looked
+        assert looked <= seconds, f"{check} did not come true within {seconds} s"
+        await asyncio.sleep(_PAUSE)
+        looked += min(time.monotonic() - began, _ROUND)

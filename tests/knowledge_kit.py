@@ -1,10 +1,10 @@
 """A retrieval stack in this process, for tests: real database, blobs, worker loop and store; a scripted embedder."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from eventually import until
 
 from appliance.config import parse
 from appliance.context import AppContext
@@ -110,14 +110,6 @@ class Stack:
     async def search(self, store_id: str, query: str, **options) -> list[Passage]:
         found = await self.knowledge.search(Search(store_ids=(store_id,), queries=(query,), **options), Scope())
         return found.passages
-
-
-async def until(condition: Callable, within: float = 20.0) -> None:
-    """Poll an async condition, for so many seconds at most."""
-    deadline = time.monotonic() + within
-    while not await condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

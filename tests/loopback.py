@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,15 +185,6 @@ def text_of(raw: bytes, choice: int = 0) -> str:
         for c in chunk.get("choices", [])
         if c["index"] == choice
     )
-
-
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> float:
-    """Wait until a condition holds; seconds it took. Fails after the bound."""
-    began = time.perf_counter()
-    while not condition():
-        assert time.perf_counter() - began < seconds, "waited in vain"
-        await asyncio.sleep(0.005)
-    return time.perf_counter() - began
 
 
 def assert_openai_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:

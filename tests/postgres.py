@@ -8,13 +8,14 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from ports import reserved_port
 
 from appliance.processes import guard
 
@@ -46,23 +47,25 @@ def _as_nobody() -> list[str]:
     return ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
-
-
 class Postgres:
-    """``with Postgres() as server:`` one that runs; ends with the tests, however they end."""
+    """``with Postgres() as server:`` one that runs; ends with the tests, however they end.
+
+    ``installed`` is the folder of another PostgreSQL in a wheel, with ``bin`` in it. It is copied: the server's
+    user may not be able to look into a virtual environment.
+    """
+
+    def __init__(self, installed: Path | None = None) -> None:
+        self._installed = installed
 
     def __enter__(self) -> Postgres:
         _sweep()
+        self._kept = ExitStack()
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._binaries = self._copied(self._installed) if self._installed else binaries()
         self._lock = (self.folder / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.password = secrets.token_hex(8)
-        self.port = _free_port()
+        self.port = self._kept.enter_context(reserved_port())
         self._made = 0
         (self.folder / "password").write_text(self.password)
         if os.geteuid() == 0:
@@ -79,12 +82,27 @@ class Postgres:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.close()
+        self._kept.close()
+
+    def _copied(self, installed: Path) -> Path:
+        """One from a wheel, with the folder of shared libraries that wheels put beside their package."""
+        package = installed.parent
+        for source in (installed, package.with_name(f"{package.name}.libs")):
+            shutil.copytree(source, self.folder / source.relative_to(package.parent), symlinks=True)
+        return self.folder / installed.relative_to(package.parent) / "bin"
 
     def start(self) -> None:
         """Start it, on the same port each time, and wait until it answers."""
         read_end, self._pipe = os.pipe()
         settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
-        command = [*_as_nobody(), str(binaries() / "postgres"), "-D", str(self.folder / "data"), "-p", str(self.port)]
+        command = [
+            *_as_nobody(),
+            str(self._binaries / "postgres"),
+            "-D",
+            str(self.folder / "data"),
+            "-p",
+            str(self.port),
+        ]
         guarded = ["--fd", str(read_end), "--grace", "1", "--"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -128,12 +146,12 @@ class Postgres:
     def _ask(self, statement: str) -> subprocess.CompletedProcess[str]:
         address = f"host=127.0.0.1 port={self.port} user={USER} dbname=postgres"
         return subprocess.run(
-            [str(binaries() / "psql"), address, "-qAtc", statement], check=False, capture_output=True, text=True,
+            [str(self._binaries / "psql"), address, "-qAtc", statement], check=False, capture_output=True, text=True,
             timeout=30, env={"PGPASSWORD": self.password},
         )  # fmt: skip
 
     def _run(self, name: str, *arguments: str) -> None:
-        command = [*_as_nobody(), str(binaries() / name), *arguments]
+        command = [*_as_nobody(), str(self._binaries / name), *arguments]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd=self.folder)
         assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""A scripted embedder: deterministic vectors from words, without a model; can be strict, busy or slow on purpose.
+"""A scripted embedder: deterministic vectors from words, without a model; can be strict, busy or hold calls on purpose.
 
 As a plugin object: ``make_app(config, plugins={"scripted_embedder": ScriptedEmbedder()})`` with a model
 ``{"name": "words", "embedder": "scripted_embedder"}``. Texts that share words have similar vectors.
@@ -19,6 +19,7 @@ from appliance.hookspecs import hookimpl
 from appliance.protocols import Embedder, EmbedderFactory
 from appliance.types import Embeddings, ModelSpec
 
+_LOOK_SECONDS = 0.005
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -27,7 +28,10 @@ class ScriptedEmbedder:
     """Plugin and embedder in one.
 
     Calls with more than ``max_batch`` inputs are refused (400). The calls whose numbers (from 0) are in ``busy`` answer
-    429 with ``retry_after`` seconds. Each call takes ``delay`` seconds. ``calls`` notes the size of every call.
+    429 with ``retry_after`` seconds. ``calls`` notes the size of every call as it comes.
+
+    While ``hold_from`` is set, calls from that number on wait until ``release()``, so that a test meets work under way
+    for as long as it likes: ``until len(calls) > hold_from`` one of them is held. Both may be changed from any thread.
     """
 
     dimensions: int = 64
@@ -37,7 +41,7 @@ class ScriptedEmbedder:
     batch_size: int = 64
     busy: set[int] = field(default_factory=set)
     retry_after: float = 0.1
-    delay: float = 0.0
+    hold_from: int | None = None
     calls: list[int] = field(default_factory=list)
 
     @hookimpl
@@ -58,8 +62,8 @@ class ScriptedEmbedder:
         """One unit vector an input. Raises BadRequest or RateLimited as scripted."""
         number = len(self.calls)
         self.calls.append(len(inputs))
-        if self.delay:
-            await asyncio.sleep(self.delay)
+        while self._holds(number):
+            await asyncio.sleep(_LOOK_SECONDS)
         if number in self.busy:
             raise RateLimited("busy, as scripted", retry_after=self.retry_after)
         if self.max_batch is not None and len(inputs) > self.max_batch:
@@ -68,6 +72,14 @@ class ScriptedEmbedder:
             raise BadRequest("an input is empty", param="input")
         rows = b"".join(self.vector(item) for item in inputs)
         return Embeddings(rows, self.dimensions, tuple(len(_words(item)) for item in inputs))
+
+    def release(self) -> None:
+        """Let the calls that are held go on, and hold no more."""
+        self.hold_from = None
+
+    def _holds(self, number: int) -> bool:
+        first = self.hold_from
+        return first is not None and number >= first
 
     def token_spans(self, text: str) -> Sequence[tuple[int, int]]:
         """Words and punctuation marks."""

@@ -10,18 +10,9 @@ from collections.abc import AsyncIterator
 import httpx
 import openai
 import pytest
+from eventually import until
 from inline import GeneratorEngine, Notebook, Slots, Spans, delta, engine_plugin, provides
-from loopback import (
-    HELLO,
-    assert_openai_error,
-    chunks_of,
-    connection,
-    raw_answer,
-    request_bytes,
-    sse_events,
-    text_of,
-    until,
-)
+from loopback import HELLO, assert_openai_error, chunks_of, connection, raw_answer, request_bytes, sse_events, text_of
 
 from appliance.errors import EngineError
 from appliance.plugin import Call, Chunk
@@ -38,7 +29,7 @@ async def leave(url: str, body: object, after: bytes | None, seen) -> None:
     async with connection(url) as (reader, writer):
         writer.write(request_bytes(CHAT, body))
         if after is not None:
-            await asyncio.wait_for(reader.readuntil(after), 5)
+            await asyncio.wait_for(reader.readuntil(after), 20)
         await until(seen)
 
 
@@ -62,7 +53,7 @@ async def test_o01_a_client_that_leaves_after_the_third_chunk_aborts_the_engine(
         async with connection(b.url) as (reader, writer):
             writer.write(request_bytes(CHAT, STREAM))
             for _ in range(3):
-                await asyncio.wait_for(reader.readuntil(b'"content":"x"'), 5)
+                await asyncio.wait_for(reader.readuntil(b'"content":"x"'), 20)
         assert await until(lambda: notebook.records) < 1
         assert b.engine.diaries[0].events == ["start", "abort"]
         assert (slots.held, b.engine.running) == (0, 0)
@@ -317,6 +308,6 @@ async def test_an_abandoned_stream_is_no_error_in_the_log(box, caplog):
         async with box(STEADY) as b:
             async with connection(b.url) as (reader, writer):
                 writer.write(request_bytes(CHAT, STREAM))
-                await asyncio.wait_for(reader.readuntil(b'"content":"x"'), 5)
+                await asyncio.wait_for(reader.readuntil(b'"content":"x"'), 20)
             await until(lambda: b.engine.running == 0)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from eventually import until
 from inline import GeneratorEngine, Notebook, Slots, delta, engine_plugin, provides
-from loopback import box, connection, request_bytes, until
+from loopback import box, connection, request_bytes
 
 from appliance.counting import counted, is_uncounted
 from appliance.plugin import (

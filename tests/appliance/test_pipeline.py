@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from eventually import until
 from inline import InputHook, Notebook, OutputHook, Slots, provides
-from loopback import HELLO, assert_openai_error, chunks_of, connection, raw_answer, request_bytes, text_of, until
+from loopback import HELLO, assert_openai_error, chunks_of, connection, raw_answer, request_bytes, text_of
 from steps import ORDER, OWN_MODEL, SEARCHING, Steps
 
 from appliance.plugin import (
@@ -135,7 +136,7 @@ async def test_a_lease_that_follows_its_call_has_the_engines_counts_when_it_is_l
     async with box(script, admits=provides(admitters=[Admits()], recorders=[notes])) as b:
         assert (await b.chat(stream=stream)).status_code == 200
     assert seen == [("follow", 0, 0), ("enter", 0, 0), ("exit", tokens, 3)]
-    assert 0.05 <= notes.records[0].queued < 1
+    assert 0.05 <= notes.records[0].queued <= notes.records[0].duration
 
 
 LEFT = [name for name in ORDER if name not in ("authenticate", "release", "record", "call finished")]
@@ -183,7 +184,7 @@ async def test_leases_are_back_and_the_record_written_before_done_is_seen(box):
         for _ in range(5):
             async with connection(b.url) as (reader, writer):
                 writer.write(request_bytes(CHAT, {"model": "m", "messages": HELLO, "stream": True}))
-                await asyncio.wait_for(reader.readuntil(b"[DONE]"), 5)
+                await asyncio.wait_for(reader.readuntil(b"[DONE]"), 20)
                 assert slots.held == 0
             assert len(notebook.records) == slots.given
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from commands import appliance, served, write_config
 from distributions import install
+from ports import reserved_port
 
 from appliance import serve
 from appliance.config import parse
@@ -35,7 +36,7 @@ DYING_CONFIG = {
 def test_it_says_when_it_is_ready_answers_and_ends_with_0(tmp_path, number):
     write_config(tmp_path)
     with served(cwd=tmp_path) as running:
-        response = httpx.post(f"{running.url}/v1/chat/completions", json=CHAT, timeout=10)
+        response = httpx.post(f"{running.url}/v1/chat/completions", json=CHAT, timeout=20)
         assert response.json()["choices"][0]["message"]["content"] == "This is a scripted answer."
         running.wait_for("Ctrl-C stops everything.")
         running.signal(number)
@@ -58,7 +59,7 @@ def test_a_stream_under_way_ends_well_when_the_server_is_told_to_stop(tmp_path):
     )
     with served(cwd=tmp_path) as running:
         url = running.url
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}, timeout=10) as response:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=CHAT | {"stream": True}, timeout=20) as response:
             lines = response.iter_lines()
             next(lines)
             running.signal()
@@ -69,10 +70,7 @@ def test_a_stream_under_way_ends_well_when_the_server_is_told_to_stop(tmp_path):
 
 def test_the_port_option_wins_over_the_configuration(tmp_path):
     write_config(tmp_path, server={"port": 1})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with served("--port", str(port), cwd=tmp_path) as running:
+    with reserved_port() as port, served("--port", str(port), cwd=tmp_path) as running:
         assert running.url == f"http://127.0.0.1:{port}"
         assert httpx.get(f"{running.url}/readyz").status_code == 200
 

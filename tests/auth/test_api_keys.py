@@ -205,7 +205,6 @@ async def test_a_revoked_key_is_refused_within_the_refresh_time(store, key):
     keys = ApiKeys(store, refresh=0.3)
     await keys.authenticate(bearer(key))
     await store.revoke(KeyStore.key_id_of(key))
-    revoked = time.monotonic()
 
     async def refused() -> bool:
         try:
@@ -213,8 +212,7 @@ async def test_a_revoked_key_is_refused_within_the_refresh_time(store, key):
         except Unauthenticated:
             return True
 
-    await eventually(refused)
-    assert time.monotonic() - revoked < 2
+    await eventually(refused, 2)
 
 
 def test_the_refresh_time_is_five_seconds_at_most():

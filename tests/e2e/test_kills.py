@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from ports import reserved_port
 from sqlalchemy import select
 from worker_kit import install_plugin, write_config
 
@@ -80,12 +80,6 @@ class Appliance:
             self.process.terminate()
             await asyncio.wait_for(self.process.wait(), 60)
         self.log.close()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 async def insist(client: httpx.AsyncClient, method: str, path: str, **request) -> dict:
@@ -160,7 +154,11 @@ async def all_completed(client: httpx.AsyncClient, store: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_fifty_random_kills_lose_nothing_and_double_nothing(tmp_path) -> None:
-    appliance = Appliance(tmp_path, free_port())
+    with reserved_port() as port:
+        await killed_at_random(tmp_path, Appliance(tmp_path, port))
+
+
+async def killed_at_random(tmp_path: Path, appliance: Appliance) -> None:
     kills: list[str] = []
     attached: dict[str, int] = {}
     killed = asyncio.Event()

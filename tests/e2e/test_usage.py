@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -14,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from eventually import eventually
+from ports import reserved_port
 
 from appliance.plugin import UsageRow, UsageStore
 
@@ -32,12 +33,10 @@ QUESTION = {"model": "m", "messages": [{"role": "user", "content": "four words a
 class Server:
     """The real ``appliance serve``, to be killed and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.config = folder / "appliance.yaml"
         self.config.write_text(yaml.safe_dump(CONFIG))
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
+        self.port = port
         self.log = (folder / "server.log").open("ab")
         self.process: asyncio.subprocess.Process | None = None
 
@@ -102,7 +101,12 @@ async def booked(server: Server) -> UsageRow:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_ten_kills_lose_no_answered_call_and_count_none_twice(tmp_path: Path) -> None:
-    server, chance = Server(tmp_path), random.Random(SEED)
+    with reserved_port() as port:
+        await killed_and_counted(tmp_path, Server(tmp_path, port))
+
+
+async def killed_and_counted(tmp_path: Path, server: Server) -> None:
+    chance = random.Random(SEED)
     callers = [Caller() for _ in range(CALLERS)]
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30) as client:
@@ -110,7 +114,9 @@ async def test_ten_kills_lose_no_answered_call_and_count_none_twice(tmp_path: Pa
             for _ in range(KILLS):
                 await server.start()
                 await ready(client)
-                await asyncio.sleep(chance.uniform(0.05, 0.5))
+                enough = sum(caller.whole for caller in callers) + 4 * CALLERS
+                await eventually(lambda enough=enough: sum(caller.whole for caller in callers) >= enough, 60)
+                await asyncio.sleep(chance.uniform(0.0, 0.3))
                 await server.kill()
             for task in tasks:
                 task.cancel()

@@ -9,13 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from engines_kit import listening_addresses, make_vllm, unix_sockets
+from eventually import eventually, until
 from processes import processes_with
 
 from appliance.plugin import (
@@ -81,8 +81,8 @@ async def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None
         assert len(processes_with(str(tmp_path))) > 2
     finally:
         parent.kill()
-        parent.wait(10)
-    await eventually(lambda: not processes_with(str(tmp_path)), 10)
+        parent.wait(30)
+    await eventually(lambda: not processes_with(str(tmp_path)))
 
 
 class TestVllmEngine(EngineContract):
@@ -220,7 +220,7 @@ async def test_c7_an_evil_regex_is_refused_or_soon_over_and_others_are_served(
         with suppress(BadRequest):
             await ask(vllm_engine, chat(structured_outputs={"regex": regex}, max_tokens=4))
 
-    async with asyncio.timeout(3), asyncio.TaskGroup() as both:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as both:
         both.create_task(held())
         other = both.create_task(ask(vllm_engine, chat(max_tokens=4)))
     assert other.result()
@@ -247,11 +247,11 @@ async def test_o01_closing_a_stream_frees_vllm_within_a_second(vllm_engine: Vllm
     for _ in range(read):
         await anext(generation)
     await generation.aclose()
-    began = time.monotonic()
-    async with asyncio.timeout(10):
-        while await running_requests(vllm_engine):
-            await asyncio.sleep(0.05)
-    assert time.monotonic() - began < 1.5
+
+    async def idle() -> bool:
+        return not await running_requests(vllm_engine)
+
+    await eventually(idle, 1.5)
 
 
 async def running_requests(engine: VllmEngine) -> float:
@@ -289,10 +289,10 @@ async def test_a_process_killed_in_mid_stream_is_an_error_within_two_seconds_and
     generation = await generate(vllm_engine, chat(stream=True, max_tokens=1800, ignore_eos=True))
     chunks = [await anext(generation) for _ in range(5)]
     kill(victims(vllm_folder, victim))
-    began = time.monotonic()
+    draining = asyncio.create_task(drain(generation, chunks))
+    await until(draining.done, 2.0)
     with pytest.raises(EngineError):
-        await drain(generation, chunks)
-    assert time.monotonic() - began < 2.0
+        await draining
     assert not any(choice["finish_reason"] for chunk in chunks for choice in chunk.body["choices"])
     async with asyncio.timeout(400):
         (chunk,) = [chunk async for chunk in await vllm_engine.generate(chat())]
@@ -300,7 +300,7 @@ async def test_a_process_killed_in_mid_stream_is_an_error_within_two_seconds_and
 
 
 async def drain(generation: object, chunks: list[Chunk]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         async for chunk in generation:  # type: ignore[attr-defined]
             chunks.append(chunk)
 
@@ -320,9 +320,3 @@ def title(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
-
-
-async def eventually(holds: object, seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():  # type: ignore[operator]
-            await asyncio.sleep(0.1)

@@ -28,7 +28,7 @@ TOKENS = {"count": 2, "max_model_len": 99, "tokens": [5, 6], "token_strs": None}
 
 @pytest.fixture
 async def tokenizer(upstream: UpstreamServer) -> AsyncIterator[VllmTokenizer]:
-    client = Upstream(f"http://127.0.0.1:{upstream.port}", head_timeout=0.5, idle_timeout=0.5)
+    client = Upstream(f"http://127.0.0.1:{upstream.port}", head_timeout=20, idle_timeout=20)
     yield VllmTokenizer(client, refusal("models[0]"))
     await client.aclose()
 
@@ -82,10 +82,12 @@ async def test_a_connection_that_is_cut_is_an_engine_error(tokenizer, upstream) 
         await tokenizer.tokenize(PROMPT, "theirs")
 
 
-async def test_a_server_that_says_nothing_is_a_timeout(tokenizer, upstream) -> None:
+async def test_a_server_that_says_nothing_is_a_timeout(upstream) -> None:
     upstream.script = lambda exchange: exchange.wait_for_close()
+    client = Upstream(f"http://127.0.0.1:{upstream.port}", head_timeout=0.2)
     with pytest.raises(EngineTimeout):
-        await tokenizer.tokenize(PROMPT, "theirs")
+        await VllmTokenizer(client, refusal("models[0]")).tokenize(PROMPT, "theirs")
+    await client.aclose()
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import socket
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,7 @@ import pytest
 from eventually import eventually
 from opentelemetry._logs import SeverityNumber
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from ports import reserved_port
 
 from appliance.plugin import AppContext, AuditEvent, AuditFeed, ConfigError, Unavailable, convert
 from appliance.storage import audit as storage
@@ -50,7 +50,7 @@ def collector(status=200, port=0):
             yield f"http://127.0.0.1:{server.server_port}", received
         finally:
             server.shutdown()
-            thread.join(5)
+            thread.join(20)
 
 
 def event(**fields) -> AuditEvent:
@@ -127,17 +127,19 @@ async def test_a_restart_goes_on_where_it_stopped(tmp_path) -> None:
 async def test_what_is_written_while_the_collector_is_away_comes_when_it_is_back(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(plugin, "_LONGEST_PAUSE", 0.1)
     monkeypatch.setattr(plugin, "_SEND_SECONDS", 0.5)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with reserved_port() as port:
+        await _sent_late(tmp_path, port, caplog)
+
+
+async def _sent_late(tmp_path, port, caplog) -> None:
     app = app_with(tmp_path, endpoint=f"http://127.0.0.1:{port}")
     async with serving(app):
         await write(app, *(event(object=str(i)) for i in range(5)))
-        await eventually(lambda: "cannot be sent to otlp" in caplog.text, 20)
+        await eventually(lambda: "cannot be sent to otlp" in caplog.text)
         with collector(503, port):
             await write(app, *(event(object=str(i)) for i in range(5, 10)))
         with collector(200, port) as (_, received):
-            await eventually(lambda: len(received) >= 11, 20)
+            await eventually(lambda: len(received) >= 11)
     numbers = [attributes(record)["appliance.audit.seq"] for _, _, record in received]
     assert sorted(set(numbers)) == list(range(1, max(numbers) + 1))
 
@@ -170,7 +172,7 @@ async def exporting(app, target, feed_name="failing"):
         yield
     finally:
         stopping.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 20)
 
 
 async def test_a_batch_that_failed_is_sent_again_and_none_is_left_out(tmp_path, monkeypatch) -> None:

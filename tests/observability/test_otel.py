@@ -187,7 +187,7 @@ async def test_spans_reach_a_collector_and_stopping_sends_the_rest(monkeypatch):
         async with plugin.appliance_lifespan():
             telemetry.start_call(call(), "/x").end()
         server.shutdown()
-        thread.join(5)
+        thread.join(20)
     assert received == ["/v1/traces", "chat m"]
 
 
@@ -201,13 +201,13 @@ async def test_a_dead_collector_costs_neither_time_nor_memory():
         begun = time.perf_counter()
         for _ in range(5000):
             telemetry.start_call(call(), "/x").end()
-        assert time.perf_counter() - begun < 5
+        assert time.perf_counter() - begun < 15  # ten seconds are what one of them would wait for
         (processor,) = telemetry.provider._active_span_processor._span_processors
         assert len(processor._batch_processor._queue) <= 2048
         begun = time.perf_counter()
         async with plugin.appliance_lifespan():
             pass
-        assert time.perf_counter() - begun < 7
+        assert time.perf_counter() - begun < 20
 
 
 CONFIG = {
@@ -248,7 +248,7 @@ async def test_o36_a_dropped_stream_ends_its_span_at_the_drop():
                     break
         (server,) = [span for span in await spans_of(app, 1) if span.kind is SpanKind.SERVER]
     assert server.attributes["appliance.cancelled"] is True
-    assert (server.end_time - server.start_time) / 1e9 < 5
+    assert (server.end_time - server.start_time) / 1e9 < 20
 
 
 async def test_o36_a_stream_that_fails_in_the_middle_is_an_error_though_http_was_200():

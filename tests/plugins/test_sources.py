@@ -224,7 +224,7 @@ def test_pip_ends_when_the_pulling_process_is_killed(tmp_path, target):
         puller = subprocess.Popen([sys.executable, "-c", PULL, str(target)], env=environment, stdout=subprocess.DEVNULL)
         pip = _wait_for(lambda: _children(puller.pid))[0]
         puller.send_signal(signal.SIGKILL)
-        puller.wait(10)
+        puller.wait(30)
         _wait_for(lambda: not Path(f"/proc/{pip}").exists() or _is_zombie(pip))
         server.release.set()  # type: ignore[attr-defined]
         server.shutdown()

@@ -5,12 +5,11 @@ import dataclasses
 import os
 import random
 import re
-import socket
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +29,8 @@ from appliance.plugin import (
     VectorStore,
 )
 from appliance.testing.contracts.vector_store import VectorStoreContract, chunk, vectors
-from appliance_retrieval.milvus import MilvusSettings, MilvusStore, make_store, place_of
+from appliance_retrieval.milvus import MilvusSettings, MilvusStore, make_store
+from appliance_retrieval.places import place_of
 
 CHUNKS = 30
 """Chunks of each file that ``milvus_writer.py`` writes."""
@@ -102,10 +102,7 @@ async def test_b5_on_a_server_each_tenant_has_a_database_of_its_own(tmp_path: Pa
     from milvus_lite.adapter.grpc.server import start_server_in_thread
     from pymilvus import MilvusClient
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server, database, _ = start_server_in_thread(str(tmp_path / "lite"), host="127.0.0.1", port=port)
+    server, database, port = start_server_in_thread(str(tmp_path / "lite"), host="127.0.0.1")
     uri = f"http://127.0.0.1:{port}"
     try:
         for _ in range(2):  # made at first, found afterwards
@@ -146,19 +143,26 @@ async def fill(store: MilvusStore, count: int, file_id: str = "file-a") -> None:
     await store.upsert("c", chunks, vectors(*((1, i) for i in range(count))))
 
 
-def run_writer(folder: Path, mode: str, lifetime: float) -> list[str]:
-    """Run the writer until it dies or its time after the first write is over; the lines it printed."""
+def run_writer(folder: Path, mode: str, lifetime: float, after: str = "wrote") -> list[str]:
+    """Run the writer until it dies or its time after the first line that begins so is over; the lines it printed."""
     command = [sys.executable, str(Path(__file__).with_name("milvus_writer.py")), str(folder), mode]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
-        first = process.stdout.readline()
+        first = list(until_line(process.stdout, after))
         killer = threading.Timer(lifetime, process.kill)
         killer.start()
-        lines = [first, *process.stdout]
+        lines = [*first, *process.stdout]
         killer.cancel()
         process.wait(timeout=30)
     return [line.strip() for line in lines if line.strip()]
+
+
+def until_line(lines: Iterable[str], beginning: str) -> Iterator[str]:
+    for line in lines:
+        yield line
+        if line.startswith(beginning):
+            return
 
 
 async def contents(folder: Path) -> Counter[tuple[str, int]]:
@@ -189,8 +193,8 @@ async def test_a_kill_between_segment_and_log_removal_doubles_nothing(tmp_path: 
 @pytest.mark.slow
 async def test_kill_9_at_any_time_loses_nothing_sealed_and_doubles_nothing(tmp_path: Path) -> None:
     folder, dice, lines = tmp_path / "milvus.db", random.Random(7), []
-    for _ in range(6):
-        lines += run_writer(folder, "random", lifetime=dice.uniform(0, 0.6))
+    for after in ("wrote", "sealed") * 3:
+        lines += run_writer(folder, "random", dice.uniform(0, 0.6), after)
         await check_killed(folder, lines)
     assert any(line.startswith("sealed") for line in lines)
 
@@ -259,7 +263,7 @@ async def test_a_milvus_server_is_reached_by_its_address(tmp_path: Path) -> None
 async def test_a_database_gone_at_run_time_is_retrieval_unavailable(store: MilvusStore) -> None:
     await fill(store, 1)
     assert store._database.lite is not None
-    store._database.lite._server.stop(grace=0).wait(timeout=5)
+    store._database.lite._server.stop(grace=0).wait(timeout=20)
     with pytest.raises(RetrievalUnavailable) as caught:
         await store.search_text("c", "secret question", limit=1, scope=Scope())
     assert "secret" not in str(caught.value)

@@ -88,10 +88,12 @@ class EmbedderContract:
     async def test_a_query_overtakes_bulk_work(self, embedder: Embedder) -> None:
         bulk = asyncio.create_task(embedder.embed(["some words to embed " * 60] * 60, bulk=True))
         await asyncio.sleep(0.05)
-        started = time.perf_counter()
-        await embedder.embed(["a short question"])
-        assert not bulk.done() or time.perf_counter() - started < 1
-        await bulk
+        quick, started = bulk.done(), time.perf_counter()
+        query = asyncio.create_task(embedder.embed(["a short question"]))
+        await asyncio.wait({bulk, query}, return_when=asyncio.FIRST_COMPLETED)
+        overtook = query.done()
+        await asyncio.gather(bulk, query)
+        assert quick or overtook or time.perf_counter() - started < 1
 
     def test_the_fingerprint_is_stable_and_not_empty(self, embedder: Embedder) -> None:
         assert embedder.fingerprint == embedder.fingerprint != ""

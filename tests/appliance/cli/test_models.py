@@ -214,7 +214,7 @@ def test_a_pull_killed_at_any_moment_is_repaired_by_the_next(config, run):
             child.wait(delay)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGKILL)
-            child.wait(10)
+            child.wait(30)
         [row] = json.loads(run("list", "--json").stdout)
         assert row["path"] is None or run("list", "--verify").exit_code == 0
     assert run("pull").exit_code == 0

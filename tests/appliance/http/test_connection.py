@@ -5,7 +5,8 @@ import contextlib
 import json
 
 import pytest
-from loopback import box, connection, parse_answer, raw_answer, request_bytes, until
+from eventually import until
+from loopback import box, connection, parse_answer, raw_answer, request_bytes
 
 from appliance.http import connection as limits
 from appliance.testing import Emit, Wait
@@ -80,10 +81,10 @@ async def test_c1_a_head_that_never_ends_is_closed(served, monkeypatch):
 
 
 async def test_c1_a_second_head_that_never_ends_is_closed_too(served, monkeypatch):
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.2)
     async with asyncio.timeout(20), connection(served.url) as (reader, writer):
         writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b"200 OK" in await reader.readuntil(b"}}")
+        monkeypatch.setattr(limits, "HEAD_SECONDS", 0.2)
         writer.write(b"\r\n")
         assert b"408" in await reader.read()
 
@@ -110,11 +111,11 @@ async def test_O_11_an_endless_body_that_was_refused_is_not_read_for_ever(served
 
 
 async def test_a_slow_but_steady_body_is_served(served, monkeypatch):
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 1.0)
     body = json.dumps(CHAT | {"user": "u" * 20_000}).encode()
     pieces = [body[i : i + 2_000] for i in range(0, len(body), 2_000)]
     head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-    status, _, answer = await answer_to(served.url, head, *pieces, pause=0.05)
+    status, _, answer = await answer_to(served.url, head, *pieces, pause=0.15)
     assert status == 200, answer
 
 

@@ -6,7 +6,8 @@ import anthropic
 import pytest
 from anthropic.types import Message
 from client_types import exactly
-from loopback import connection, request_bytes, until
+from eventually import until
+from loopback import connection, request_bytes
 
 from appliance.testing import CallTool, Emit, Fail, Finish, Wait
 

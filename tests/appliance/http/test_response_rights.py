@@ -13,7 +13,7 @@ from inline import Keys, provides
 from loopback import Box
 
 from appliance.plugin import KeyStore, Principal
-from appliance.testing import Emit, Wait
+from appliance.testing import Emit, Hold
 
 SAID: dict[str, Any] = {"model": "m", "input": "hi"}
 CALLERS = {
@@ -75,11 +75,13 @@ async def test_B1_who_may_not_read_answers_cannot_have_them_read_to_a_model(box)
 
 
 async def test_A6_a_background_response_that_waits_does_not_run_for_a_key_that_was_revoked(box) -> None:
-    async with box([Wait(0.8), Emit("a")], KEYS) as b:
+    gate = asyncio.Event()
+    async with box([Hold(gate), Emit("a")], KEYS) as b:
         store, key, text = await first_key(b)
         made = [(await post(b, text, background=True)).json()["id"] for _ in range(20)]
         await eventually(lambda: b.engine.running)
         await store.revoke(key.id)
+        gate.set()
         _, again = await store.create(name="again", user="alice")
         found = [await ended(b, again, f"/v1/responses/{each}") for each in made]
         failed = [each for each in found if each["status"] == "failed"]
@@ -89,7 +91,8 @@ async def test_A6_a_background_response_that_waits_does_not_run_for_a_key_that_w
 
 
 async def test_A6_a_batch_answers_no_more_lines_once_its_key_was_revoked(box) -> None:
-    async with box([Wait(0.3), Emit("a")], KEYS) as b:
+    gate = asyncio.Event()
+    async with box([Hold(gate), Emit("a")], KEYS) as b:
         store, key, text = await first_key(b)
         content = as_bytes([chat_line(i) for i in range(40)])
         file = await b.client.post(
@@ -99,6 +102,7 @@ async def test_A6_a_batch_answers_no_more_lines_once_its_key_was_revoked(box) ->
         made = (await b.client.post("/v1/batches", json=asked, headers=bearer(text))).json()["id"]
         await eventually(lambda: b.engine.running)
         await store.revoke(key.id)
+        gate.set()
         _, again = await store.create(name="again", user="alice", roles=["knowledge-manager"])
         done = await ended(b, again, f"/v1/batches/{made}")
         assert done["request_counts"]["completed"] <= 10
@@ -106,12 +110,14 @@ async def test_A6_a_batch_answers_no_more_lines_once_its_key_was_revoked(box) ->
 
 
 async def test_A6_what_was_asked_for_before_there_were_keys_does_not_run_unguarded_afterwards(box) -> None:
-    async with box([Wait(0.3), Emit("a")], KEYS) as b:
+    gate = asyncio.Event()
+    async with box([Hold(gate), Emit("a")], KEYS) as b:
         made = [
             (await b.client.post("/v1/responses", json=SAID | {"background": True})).json()["id"] for _ in range(40)
         ]
         await eventually(lambda: b.engine.running)
         _, _, text = await first_key(b)
+        gate.set()
         found = [await ended(b, text, f"/v1/responses/{each}") for each in made]
         assert {each["status"] for each in found} == {"completed", "failed"}
 

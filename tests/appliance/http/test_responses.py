@@ -6,7 +6,8 @@ import json
 import openai
 import pytest
 from client_types import event_types, exactly
-from loopback import MODEL, Box, connection, request_bytes, until
+from eventually import until
+from loopback import MODEL, Box, connection, request_bytes
 from openai.types.conversations import Conversation
 from openai.types.responses import Response, ResponseStreamEvent
 

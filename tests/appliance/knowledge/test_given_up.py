@@ -44,7 +44,7 @@ async def ask_and_leave(path, message):
     async def send(event):
         sent.append(event["type"])
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await WorkerApp(knowledge)({"type": "http", "path": path}, receive, send)
     return knowledge.ended, sent
 

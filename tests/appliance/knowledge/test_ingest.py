@@ -1,6 +1,7 @@
 """From an attached file to a searchable one, and out again."""
 
 import asyncio
+import itertools
 
 import pytest
 from hypothesis import given
@@ -93,17 +94,26 @@ async def test_o22_a_removed_file_is_found_no_more_and_can_be_attached_again(mad
 
 
 async def test_o22_removal_during_ingestion_leaves_no_late_chunk(tmp_path) -> None:
-    async with stack(tmp_path, ScriptedEmbedder(delay=0.01, batch_size=10)) as made:
+    """Removed before it is claimed, while calls of the embedder are held, and just as they go on."""
+    embedder = ScriptedEmbedder(batch_size=10)
+    async with stack(tmp_path, embedder) as made:
         store = await made.make_store()
-        for pause in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8):
+        for place, goes_on in itertools.product((None, 0, 1, 7, 40), (False, True)):
             file = await made.upload(long_text(60_000))
+            first = len(embedder.calls)
+            embedder.hold_from = first + (place or 0)
             await made.attach(store, file)
-            await asyncio.sleep(pause)
+            if place is not None:
+                await until(lambda last=first + place: len(embedder.calls) > last)
+            if goes_on:
+                embedder.release()
             await made.knowledge.remove_file(store, file)
             assert await made.backend.count(store) == 0
             assert await made.row(store, file) is None
-        await asyncio.sleep(0.3)
-        assert await made.backend.count(store) == 0
+        embedder.release()
+        last = await made.add(store, "what comes after all of it")
+        assert {chunk.file_id for chunk in await made.backend.chunks(store, last, scope=Scope())} == {last}
+        assert await made.backend.count(store) == 1
         assert await jobs_left(made) == 0
 
 
@@ -126,7 +136,7 @@ async def test_o22_a_removal_that_fails_is_seen_and_can_be_repeated(made, monkey
 
 
 async def test_a_removed_store_goes_with_its_running_ingestions(tmp_path) -> None:
-    async with stack(tmp_path, ScriptedEmbedder(delay=0.01, batch_size=10)) as made:
+    async with stack(tmp_path, ScriptedEmbedder(batch_size=10, hold_from=4)) as made:
         store = await made.make_store()
         files = [await made.upload(long_text(20_000)) for _ in range(5)]
         for file in files:
@@ -141,7 +151,8 @@ async def test_a_removed_store_goes_with_its_running_ingestions(tmp_path) -> Non
 
 
 async def _embedding(made: Stack) -> bool:
-    return len(made.embedder.calls) > 3
+    """Whether a call of the embedder is held."""
+    return len(made.embedder.calls) > 4
 
 
 @pytest.mark.slow
@@ -242,12 +253,13 @@ async def test_a_failed_seal_is_tried_again(made, monkeypatch) -> None:
 
 
 async def test_attributes_changed_during_ingestion_arrive(tmp_path) -> None:
-    async with stack(tmp_path, ScriptedEmbedder(delay=0.02, batch_size=10)) as made:
+    async with stack(tmp_path, ScriptedEmbedder(batch_size=10, hold_from=4)) as made:
         store = await made.make_store()
         file = await made.upload(long_text(20_000))
         await made.attach(store, file, colour="red")
         await until(lambda: _embedding(made))
         await made.knowledge.set_attributes(store, file, {"colour": "blue"})
+        made.embedder.release()
         await made.settled(store, file)
         chunks = await made.knowledge.content(store, file, Scope())
         assert {chunk.attributes["colour"] for chunk in chunks} == {"blue"}
@@ -258,7 +270,7 @@ async def test_attributes_changed_during_ingestion_arrive(tmp_path) -> None:
 
 
 async def test_a_cancelled_file_stops_and_is_cleaned_up(tmp_path) -> None:
-    async with stack(tmp_path, ScriptedEmbedder(delay=0.02, batch_size=10)) as made:
+    async with stack(tmp_path, ScriptedEmbedder(batch_size=10, hold_from=4)) as made:
         store = await made.make_store()
         files = [await made.upload(long_text(50_000)) for _ in range(4)]
         for file in files:
@@ -277,7 +289,7 @@ async def test_a_cancelled_file_stops_and_is_cleaned_up(tmp_path) -> None:
 
 
 async def test_a_stopped_worker_is_taken_over_at_once(tmp_path) -> None:
-    async with stack(tmp_path, ScriptedEmbedder(delay=0.05, batch_size=10)) as made:
+    async with stack(tmp_path, ScriptedEmbedder(batch_size=10, hold_from=4)) as made:
         store = await made.make_store()
         file = await made.upload(long_text(20_000))
         await made.attach(store, file)

@@ -1,9 +1,7 @@
 """Ingestion and removal against the real Milvus Lite."""
 
-import asyncio
-
 import pytest
-from knowledge_kit import stack
+from knowledge_kit import stack, until
 
 from appliance.knowledge.filters import Comparison
 from appliance.testing.scripted_embedder import ScriptedEmbedder
@@ -32,16 +30,27 @@ async def test_o22_a_removed_file_stays_gone_over_a_restart(tmp_path) -> None:
 
 
 async def test_o22_removal_during_ingestion_leaves_no_late_chunk(tmp_path) -> None:
-    async with stack(tmp_path, ScriptedEmbedder(delay=0.005, batch_size=20), store="milvus") as made:
+    """Just as the held calls of the embedder go on, so that some are removed while their chunks are written."""
+    embedder = ScriptedEmbedder(batch_size=20)
+    async with stack(tmp_path, embedder, store="milvus") as made:
         store = await made.make_store()
-        for pause in (0.0, 0.05, 0.2, 0.5, 1.0):
+        for place in (0, 0, 1, 4, 12):
             file = await made.upload(long_text(40_000))
+            embedder.hold_from = len(embedder.calls) + place
             await made.attach(store, file)
-            await asyncio.sleep(pause)
+            await until(lambda: len(embedder.calls) > embedder.hold_from)
+            written = await made.backend.count(store)
+            embedder.release()
+            if place == 1:  # amid the writing of the next chunks
+
+                async def more(written: int = written) -> bool:
+                    return await made.backend.count(store) > written
+
+                await until(more)
             await made.knowledge.remove_file(store, file)
             assert await made.backend.count(store) == 0
-        await asyncio.sleep(0.3)
-        assert await made.backend.count(store) == 0
+        await made.add(store, "what comes after all of it")
+        assert await made.backend.count(store) == 1
 
 
 async def test_o23_equal_texts_keep_their_own_attributes_and_an_update_moves_only_its_own(tmp_path) -> None:

@@ -16,6 +16,7 @@ from knowledge_kit import Stack, stack, until
 from sqlalchemy import update
 from worker_kit import worker
 
+from appliance.knowledge import indexing
 from appliance.knowledge.removal import remove_file
 from appliance.knowledge.report import Misfit
 from appliance.storage import jobs
@@ -118,24 +119,29 @@ async def test_chunks_of_failed_files_are_deleted(made) -> None:
     assert await made.backend.count(store) == 0
 
 
-async def test_work_under_way_is_not_out_of_place(tmp_path) -> None:
-    async with stack(tmp_path, ScriptedEmbedder(delay=0.005, batch_size=10)) as made:
+async def test_work_under_way_is_not_out_of_place(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "WRITE_CHUNKS", 10)
+    embedder = ScriptedEmbedder(batch_size=10, hold_from=0)
+    async with stack(tmp_path, embedder) as made:
         store = await made.make_store()
         files = [await made.upload("zebrafinch " * 3000) for _ in range(4)]
         for file in files:
             await made.attach(store, file)
-        reports = 0
+        for held in (0, 1, 3, 7, 8):  # at the first chunk, further on, and with files that wait their turn
+            embedder.hold_from = held
+            await until(lambda held=held: len(embedder.calls) > held)
+            assert "in_progress" in [(await made.row(store, file)).status for file in files]
+            report = await made.knowledge.reconcile(repair=True)
+            assert report.orphans == 0, report
+        embedder.release()
 
         async def busy() -> bool:
             rows = [await made.row(store, file) for file in files]
             return any(row and row.status == "in_progress" for row in rows)
 
-        while await busy():
+        while await busy():  # and wherever it meets them
             report = await made.knowledge.reconcile(repair=True)
             assert report.orphans == 0, report
-            reports += 1
-            await asyncio.sleep(0.01)
-        assert reports > 3
         for file in files:
             assert (await made.settled(store, file)).status == "completed"
 
@@ -179,20 +185,20 @@ async def test_a_change_that_a_crash_kept_from_the_chunks_is_made_at_the_next_st
     assert not (await made.settled(store, file)).stale
 
 
-async def test_access_given_while_a_file_is_indexed_is_that_of_its_chunks(tmp_path) -> None:
-    async with stack(tmp_path, ScriptedEmbedder(delay=0.3, batch_size=4)) as made:
+async def test_access_given_while_a_file_is_indexed_is_that_of_its_chunks(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "WRITE_CHUNKS", 4)
+    embedder = ScriptedEmbedder(batch_size=4, hold_from=3)
+    async with stack(tmp_path, embedder) as made:
         store = await made.make_store()
         file = await made.upload("zebrafinch " * 2000)
         await made.attach(store, file)
-
-        async def begun() -> bool:
-            return await made.backend.count(store) > 0
-
-        await until(begun)
+        await until(lambda: len(embedder.calls) > 3)
+        assert await made.backend.count(store) > 0
         row = await made.row(store, file)
         assert row
         assert row.status == "in_progress"
         await made.knowledge.set_access(store, file, Access(groups=("hr",)))
+        embedder.release()
         await made.settled(store, file)
         assert await readers_of(made, store, file) == {("group:hr",)}
         assert not (await made.settled(store, file)).stale

@@ -89,7 +89,7 @@ def test_patterns_match_nothing_outside_of_the_folder(tmp_path) -> None:
 
 async def test_waiting_for_configured_files_is_bounded(tmp_path, caplog) -> None:
     (tmp_path / "a.md").write_text("zebrafinch")
-    async with stack(tmp_path, ScriptedEmbedder(delay=5)) as made:
+    async with stack(tmp_path, ScriptedEmbedder(hold_from=0)) as made:
         retrieval = RetrievalConfig(vector_store="memory", stores=(StoreConfig(name="handbook", paths=("a.md",)),))
         config = msgspec.structs.replace(made.config, retrieval=retrieval)
         seeder = Seeder(config, made.database, made.blobs, made.knowledge)

@@ -56,7 +56,7 @@ async def test_a_file_that_keeps_ending_the_worker_fails_in_the_end(tmp_path) ->
 
 @pytest.mark.slow
 async def test_a_lease_of_another_worker_is_respected_until_it_runs_out(tmp_path) -> None:
-    store, file = await queued(tmp_path, owner="another", lease_expires=now() + 3)
+    store, file = await queued(tmp_path, owner="another", lease_expires=now() + 6)
     async with stack(tmp_path) as made:
         assert (await made.row(store, file)).status == "in_progress"
         async with made.database.session(write=False) as session:

@@ -236,7 +236,8 @@ class Slow:
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(b"wei")
         progress(3, 7, "half")
-        time.sleep(float(sys.argv[3]))
+        while not Path(sys.argv[3]).exists():
+            time.sleep(0.01)
         (folder / "model.safetensors").write_bytes(b"weights")
 
 def show(done, total, what):
@@ -249,18 +250,18 @@ print(ModelStore(base / "models", {"test": Slow()}, base).pull("test:a", show), 
 
 @pytest.fixture
 def slow_pull(tmp_path):
-    """Starts processes that pull ``test:a`` and halt half way for the given seconds; ends what is left."""
+    """Starts processes that pull ``test:a`` and halt half way until ``go`` is there; ends what is left."""
     children: list[subprocess.Popen[str]] = []
 
-    def start(seconds: float) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", SLOW, str(tmp_path), str(tmp_path / "log"), str(seconds)]
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", SLOW, str(tmp_path), str(tmp_path / "log"), str(tmp_path / "go")]
         children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         return children[-1]
 
     yield start
     for child in children:
         child.kill()
-        child.communicate(timeout=10)
+        child.communicate(timeout=30)
 
 
 def read_until(child: subprocess.Popen[str], wanted: Callable[[str], bool]) -> str:
@@ -269,10 +270,10 @@ def read_until(child: subprocess.Popen[str], wanted: Callable[[str], bool]) -> s
 
 
 def test_a_pull_killed_half_way_leaves_no_version_and_is_done_again(tmp_path, slow_pull):
-    child = slow_pull(60)
+    child = slow_pull()
     read_until(child, lambda line: line == "half")
     child.send_signal(signal.SIGKILL)
-    child.wait(10)
+    child.wait(30)
     store = store_in(tmp_path, Written(GOOD))
     assert store.resolve("test:a") is None
     assert (tmp_path / "models/test/a/partial/model.safetensors").read_bytes() == b"wei"
@@ -281,23 +282,26 @@ def test_a_pull_killed_half_way_leaves_no_version_and_is_done_again(tmp_path, sl
 
 
 def test_two_processes_that_pull_at_once_pull_once_and_agree(tmp_path, slow_pull):
-    first, second = slow_pull(1), slow_pull(1)
+    first, second = slow_pull(), slow_pull()
+    said = [read_until(child, bool).strip() for child in (first, second)]
+    assert sorted(said) == ["half", "waiting for another pull of the same model"]
+    (tmp_path / "go").touch()
     outputs = [child.communicate(timeout=30)[0].splitlines() for child in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0]
     assert outputs[0][-1] == outputs[1][-1]
     assert (tmp_path / "log").read_text() == "pull\n"
-    assert "waiting for another pull of the same model" in [line for lines in outputs for line in lines]
     assert (Path(outputs[0][-1]) / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_a_waiting_pull_takes_over_when_the_first_is_killed(tmp_path, slow_pull):
-    first = slow_pull(60)
+    first = slow_pull()
     read_until(first, lambda line: line == "half")
-    second = slow_pull(0)
+    second = slow_pull()
     read_until(second, lambda line: line.startswith("waiting"))
     first.kill()
+    (tmp_path / "go").touch()
     path = read_until(second, lambda line: line.startswith("/")).strip()
-    assert second.wait(10) == 0
+    assert second.wait(30) == 0
     assert (Path(path) / "model.safetensors").read_bytes() == b"weights"
 
 

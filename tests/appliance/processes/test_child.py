@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import until
 
 from appliance.processes.backoff import Backoff
 from appliance.processes.child import Child, ChildFailed, State
@@ -57,12 +58,6 @@ asyncio.run(main())
 """
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
@@ -102,7 +97,7 @@ class Nursery:
         options: dict[str, Any] = {
             "backoff": Backoff(first=0.05, cap=0.2),
             "ready": self.is_ready,
-            "stop_timeout": 5.0,
+            "stop_timeout": 20.0,
         } | given
         child = Child("engine", command, env=ENV, log_path=self.log, on_state_change=self.states.append, **options)
         self.children.append(child)
@@ -176,8 +171,8 @@ async def test_a_signal_before_readiness_is_named(nursery: Nursery) -> None:
 
 
 async def test_a_process_that_is_not_ready_in_time_is_ended(nursery: Nursery) -> None:
-    child = nursery.shell("echo loading weights; exec sleep 600", start_timeout=0.3)
-    with pytest.raises(ChildFailed, match=r"engine was not ready within 0\.3 s: loading weights\. Log: "):
+    child = nursery.shell("echo loading weights; exec sleep 600", start_timeout=2)
+    with pytest.raises(ChildFailed, match=r"engine was not ready within 2 s: loading weights\. Log: "):
         await child.start()
     assert nursery.nobody_lives()
 
@@ -186,7 +181,7 @@ async def test_the_reason_of_the_last_failed_check_is_told(nursery: Nursery) -> 
     async def ready() -> bool:
         raise ConnectionRefusedError("nobody listens")
 
-    child = nursery.shell("exec sleep 600", ready=ready, start_timeout=0.3)
+    child = nursery.shell("exec sleep 600", ready=ready, start_timeout=1)
     with pytest.raises(ChildFailed, match="the last check said: nobody listens"):
         await child.start()
 
@@ -196,9 +191,9 @@ async def test_a_check_that_hangs_does_not_hold_the_start(nursery: Nursery) -> N
         await asyncio.sleep(600)
         return True
 
-    child = nursery.shell("exec sleep 600", ready=ready, start_timeout=0.3, probe_timeout=0.1)
+    child = nursery.shell("exec sleep 600", ready=ready, start_timeout=1, probe_timeout=0.1)
     with pytest.raises(ChildFailed, match="the last check took too long"):
-        await asyncio.wait_for(child.start(), 5)
+        await asyncio.wait_for(child.start(), 20)
 
 
 async def test_a_program_that_is_not_there_is_named(nursery: Nursery) -> None:
@@ -312,9 +307,7 @@ async def test_stop_is_polite_first(nursery: Nursery) -> None:
 async def test_stop_does_not_wait_for_ever(nursery: Nursery) -> None:
     child = nursery.shell("trap '' TERM; echo $$ > $F/ready; while :; do sleep 0.02; done", stop_timeout=0.2)
     await child.start()
-    began = time.monotonic()
-    await child.stop()
-    assert time.monotonic() - began < 3
+    await asyncio.wait_for(child.stop(), 20)
 
 
 async def test_a_child_that_was_never_started_can_be_stopped(nursery: Nursery) -> None:
@@ -352,7 +345,7 @@ async def test_stop_during_the_back_off_is_at_once(nursery: Nursery) -> None:
     await child.start()
     os.kill(nursery.known()[0], signal.SIGKILL)
     await until(lambda: child.state == "restarting")
-    await asyncio.wait_for(child.stop(), 2)
+    await asyncio.wait_for(child.stop(), 20)
 
 
 async def test_the_death_of_the_guard_takes_the_whole_family_along_and_brings_a_new_one(nursery: Nursery) -> None:
@@ -394,7 +387,7 @@ def test_r04_nothing_outlives_an_appliance_that_was_killed(tmp_path: Path, attem
         assert parent.stdout.readline() == b"ready\n"
         parent.kill()
     pids = [int(name) for name in os.listdir(folder)]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, pids))

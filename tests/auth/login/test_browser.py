@@ -248,7 +248,7 @@ async def test_A25_the_provider_ends_sessions_by_a_logout_token(tmp_path: Path, 
             other = Console(web.box, elsewhere)
             await other.sign_in()
             await web.browser.sign_in((await oidc.metadata())["end_session_endpoint"], logout="yes")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 form = await calls.get()
             target = f"{web.url}/auth/backchannel-logout"
             as_form = {"content-type": "application/x-www-form-urlencoded"}

@@ -23,7 +23,7 @@ def redis(redis_process: RedisServer) -> RedisServer:
 
 @pytest.fixture
 async def redis_ledger(redis: RedisServer) -> AsyncIterator[RedisLedger]:
-    async with RedisLedger(redis.url, timeout=2.0, lease_seconds=2.0) as ledger:
+    async with RedisLedger(redis.url, timeout=20.0) as ledger:
         yield ledger
 
 
@@ -33,5 +33,5 @@ async def ledger(request: pytest.FixtureRequest) -> AsyncIterator[Ledger]:
     if request.param == "memory":
         yield MemoryLedger(Clock())
         return
-    async with RedisLedger(request.getfixturevalue("redis").url, timeout=2.0, lease_seconds=2.0) as made:
+    async with RedisLedger(request.getfixturevalue("redis").url, timeout=20.0) as made:
         yield made

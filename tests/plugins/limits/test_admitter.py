@@ -76,7 +76,7 @@ class TestLimitsOnRedisKeepTheContract(AdmitterContract):
     @pytest.fixture
     async def admitter(self, redis: RedisServer):
         clock = RealClock()
-        async with RedisLedger(redis.url, timeout=2.0) as ledger:
+        async with RedisLedger(redis.url, timeout=20.0) as ledger:
             yield limits(clock, ledger, key={"max_concurrent": 2, "tokens_per_day": 10**6})
 
 

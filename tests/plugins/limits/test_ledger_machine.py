@@ -131,7 +131,7 @@ def on_redis(server: RedisServer) -> type[Calls]:
 
         async def open(self) -> Ledger:
             server.flush()
-            return await RedisLedger(server.url, timeout=5.0).__aenter__()
+            return await RedisLedger(server.url, timeout=20.0).__aenter__()
 
         async def close(self) -> None:
             await self.ledger.__aexit__()

@@ -84,7 +84,7 @@ GROUPS = {
     "a validation error": lambda c: post(c, body("good", temperature="hot")),
     "an unknown model": lambda c: post(c, body("nobody")),
     "a disconnect before the first token": lambda c: leave(c, "late", 0.1),
-    "a disconnect in mid-stream": lambda c: leave(c, "halfway", 5),
+    "a disconnect in mid-stream": lambda c: leave(c, "halfway", 20),
     "an exception in a plugin": lambda c: post(c, body("hooked")),
     "an exception in a plugin while streaming": lambda c: post(c, body("hooked", stream=True)),
 }

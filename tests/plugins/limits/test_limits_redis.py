@@ -16,7 +16,7 @@ from redis_server import RedisServer
 from served import Served
 
 from appliance.plugin import RateLimited, Unavailable
-from appliance.testing import Emit, ScriptedPlugin, Wait, make_app, serving
+from appliance.testing import Emit, Hold, ScriptedPlugin, Wait, make_app, serving
 from appliance_plugins.limits.ledger import Away
 from appliance_plugins.limits.lines import Amounts, Clock, Kind, Line
 from appliance_plugins.limits.shared import RedisLedger
@@ -79,12 +79,12 @@ async def test_places_are_shared_by_replicas(redis):
 
 @pytest.mark.slow
 async def test_O_32_the_places_of_a_killed_replica_come_free_by_themselves(redis, tmp_path):
-    """kill -9 while it holds both places of a key; its lease is two seconds long."""
+    """kill -9 while it holds both places of a key; its lease is four seconds long."""
     path = tmp_path / "appliance.yaml"
     slow = {"name": "m", "engine": "scripted", "options": {"delay": 20}}
-    settings = {**config(redis, lease=2, key={"max_concurrent": 2}), "models": [slow], "data_dir": str(tmp_path)}
+    settings = {**config(redis, lease=4, key={"max_concurrent": 2}), "models": [slow], "data_dir": str(tmp_path)}
     path.write_text(yaml.safe_dump({**settings, "plugins": ["limits", "scripted"]}))
-    async with replicas(1, redis, [Emit("fine")], lease=2, key={"max_concurrent": 2}) as (other,):
+    async with replicas(1, redis, [Emit("fine")], lease=4, key={"max_concurrent": 2}) as (other,):
         with Served(path) as served:
             async with httpx.AsyncClient(base_url=served.url, timeout=20) as client:
                 held = [asyncio.create_task(ask(client)) for _ in range(2)]
@@ -94,7 +94,7 @@ async def test_O_32_the_places_of_a_killed_replica_come_free_by_themselves(redis
                         return sum(looking.zcard(key) for key in looking.keys("*:0")) == 2
 
                 await eventually(full)
-                await asyncio.sleep(2.5)  # longer than a lease: it is renewed while the process lives
+                await asyncio.sleep(5)  # longer than a lease: it is renewed while the process lives
                 assert (await ask(other)).status_code == 429
                 os.kill(served.process.pid, signal.SIGKILL)
                 await asyncio.gather(*held, return_exceptions=True)
@@ -102,7 +102,7 @@ async def test_O_32_the_places_of_a_killed_replica_come_free_by_themselves(redis
         async def served_again() -> bool:
             return (await ask(other)).status_code == 200
 
-        await eventually(served_again, 10)
+        await eventually(served_again)
         both = await asyncio.gather(ask(other), ask(other))
         assert [reply.status_code for reply in both] == [200, 200]
 
@@ -127,15 +127,14 @@ NOTHING, RATES, BUDGET = {}, {"requests_per_day": 1000, "max_concurrent": 9}, {"
 )
 async def test_R22_without_redis_callers_get_what_the_document_says(fail, allowance, status, fault):
     with RedisServer() as redis:
-        settings = {"fail": fail, "redis_timeout": 0.2, "key": allowance}
+        settings = {"fail": fail, "redis_timeout": 1.5, "key": allowance}
         async with replicas(1, redis, [Emit("fine")], **settings) as (client,):
             assert (await ask(client)).status_code == 200
             getattr(redis, fault)()
             began = time.monotonic()
             replies = [await ask(client) for _ in range(20)]
-            took = time.monotonic() - began
+            assert time.monotonic() - began < 15  # one time-out, not twenty
             assert {reply.status_code for reply in replies} == {status}
-            assert took < 3  # one time-out, not twenty
             if status == 503:
                 error = replies[0].json()["error"]
                 assert (error["code"], error["type"]) == ("limits_unavailable", "server_error")
@@ -157,7 +156,7 @@ async def test_R22_without_redis_callers_get_what_the_document_says(fail, allowa
 
 async def test_R22_open_still_counts_in_the_replica():
     with RedisServer() as redis:
-        settings = {"fail": "open", "redis_timeout": 0.2, "key": {"requests_per_day": 3}}
+        settings = {"fail": "open", "redis_timeout": 5, "key": {"requests_per_day": 3}}
         async with replicas(1, redis, [Emit("fine")], **settings) as (client,):
             redis.stop()
             statuses = [(await ask(client)).status_code for _ in range(5)]
@@ -167,7 +166,7 @@ async def test_R22_open_still_counts_in_the_replica():
 async def test_a_replica_starts_without_redis_and_counts_as_soon_as_it_is_there():
     with RedisServer() as redis:
         redis.stop()
-        async with replicas(1, redis, [Emit("fine")], redis_timeout=0.2, key=BUDGET) as (client,):
+        async with replicas(1, redis, [Emit("fine")], redis_timeout=5, key=BUDGET) as (client,):
             assert (await ask(client)).status_code == 503
             redis.start()
 
@@ -179,7 +178,7 @@ async def test_a_replica_starts_without_redis_and_counts_as_soon_as_it_is_there(
 
 async def test_what_was_not_used_is_given_back_once_redis_answers_again():
     with RedisServer() as redis:
-        async with RedisLedger(redis.url, timeout=0.2, lease_seconds=3) as ledger:
+        async with RedisLedger(redis.url, timeout=1) as ledger:
             assert (await ledger.take("a", [DAY, SLOTS], Amounts(1, 1, 900))).ok
             redis.freeze()
             await ledger.settle("a", [DAY, SLOTS], Amounts(0, 0, -800), elapsed=1.0)
@@ -192,7 +191,7 @@ async def test_what_was_not_used_is_given_back_once_redis_answers_again():
 
 async def test_a_stream_that_could_not_reserve_more_still_settles_what_it_had():
     with RedisServer() as redis:
-        async with RedisLedger(redis.url, timeout=0.2) as ledger:
+        async with RedisLedger(redis.url, timeout=1) as ledger:
             assert (await ledger.take("a", [DAY, SLOTS], Amounts(1, 1, 300))).ok
             redis.freeze()
             with pytest.raises(Away):
@@ -227,9 +226,10 @@ async def test_a_debit_whose_client_leaves_meanwhile_is_undone():
 
 
 async def test_a_stream_that_needs_more_of_its_budget_ends_with_an_error_while_redis_is_away():
-    script = [Emit("word ")] * 5 + [Wait(0.6)] + [Emit("word ")] * 50
+    stopped = asyncio.Event()
+    script = [Emit("word ")] * 5 + [Hold(stopped)] + [Emit("word ")] * 50
     with RedisServer() as redis:
-        settings = {"redis_timeout": 0.2, "answer_tokens": 10, "key": BUDGET}
+        settings = {"redis_timeout": 5, "answer_tokens": 10, "key": BUDGET}
         body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
         async with (
             replicas(1, redis, script, **settings) as (client,),
@@ -238,6 +238,7 @@ async def test_a_stream_that_needs_more_of_its_budget_ends_with_an_error_while_r
             lines = reply.aiter_lines()
             await anext(lines)
             redis.stop()
+            stopped.set()
             events = [line[6:] async for line in lines if line.startswith("data: ")]
     assert json.loads(events[-1])["error"]["code"] == "limits_unavailable"
 
@@ -256,16 +257,17 @@ async def test_a_server_that_is_no_redis_never_holds_requests_up():
             with pytest.raises(Unavailable):
                 async with admitter.admit(call_of()):
                     pass
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5  # one time-out, not fifty
     server.close()
     await server.wait_closed()
 
 
+@pytest.mark.slow
 async def test_leases_that_live_are_renewed_and_counted(redis):
-    async with RedisLedger(redis.url, timeout=2, lease_seconds=2) as ledger:
+    async with RedisLedger(redis.url, timeout=5, lease_seconds=4) as ledger:
         admitter = limits(Clock(), ledger, key={"max_concurrent": 1})
         async with admitter.admit(call_of()):
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(5)
             with pytest.raises(RateLimited):
                 async with admitter.admit(call_of()):
                     pass
