@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -10,6 +12,7 @@ import msgspec
 from authlib.integrations.httpx_client import AsyncOAuth2Client
 
 from appliance.plugin import Egress, EgressError, Unavailable
+from appliance_auth._circuit import Circuit
 from appliance_auth.oauth.claims import Claims, TokenRefused
 from appliance_auth.oauth.jwt import check_actor, check_audience, check_times
 from appliance_auth.oauth.metadata import Discovery
@@ -26,9 +29,15 @@ class Introspection:
     """Asks one issuer."""
 
     def __init__(
-        self, issuer: IssuerSettings, settings: IntrospectionSettings, discovery: Discovery, egress: Egress
+        self,
+        issuer: IssuerSettings,
+        settings: IntrospectionSettings,
+        discovery: Discovery,
+        egress: Egress,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._issuer, self._settings, self._discovery, self._egress = issuer, settings, discovery, egress
+        self._circuit = Circuit(clock)
         self._client: Any = AsyncOAuth2Client(  # it has no types
             settings.client_id,
             settings.client_secret,
@@ -44,8 +53,10 @@ class Introspection:
         """What the issuer says of an active token; ``None`` for one that it does not know, or no more.
 
         Raises:
-            Unavailable: it cannot be asked. Nobody is let in on a guess.
+            Unavailable: it cannot be asked, or has failed the last few who did. Nobody is let in on a guess.
         """
+        if not self._circuit.passes():
+            raise _unavailable(self._circuit.retry_after)
         try:
             answer = await self._answer(token)
         except (
@@ -56,11 +67,10 @@ class Introspection:
             UnicodeDecodeError,
             RecursionError,
         ) as error:
+            self._circuit.note(ok=False)
             log.warning("%s cannot be asked about tokens: %s", self._issuer.issuer, _told(error))
-            raise Unavailable(
-                "tokens cannot be checked now, for the identity provider does not answer; try again",
-                retry_after=_RETRY_SECONDS,
-            ) from None
+            raise _unavailable(self._circuit.retry_after or _RETRY_SECONDS) from None
+        self._circuit.note(ok=True)
         return answer if answer.get("active") is True else None
 
     async def close(self) -> None:
@@ -90,6 +100,12 @@ def check_answer(claims: Claims, settings: IssuerSettings, now: float) -> float:
     expires = check_times(claims, settings.leeway, now)
     remembered = now + (settings.introspection.cache_seconds if settings.introspection else 0.0)
     return remembered if expires is None else min(remembered, expires)
+
+
+def _unavailable(retry_after: float) -> Unavailable:
+    return Unavailable(
+        "tokens cannot be checked now, for the identity provider does not answer; try again", retry_after=retry_after
+    )
 
 
 def _told(error: Exception) -> str:

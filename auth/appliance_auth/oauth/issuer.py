@@ -48,6 +48,7 @@ class Issuer:
         self._discovery = Discovery(settings.issuer, self._egress, settings.jwks_uri)
         self.keys = Keys(settings.issuer, self._discovery.jwks, settings.algorithms, clock)
         self.mapping = CallerMapping(settings)
+        self._clock = clock
         self.introspection: Introspection | None = None
 
     def open(self) -> None:
@@ -55,7 +56,7 @@ class Issuer:
         self._egress.open()
         if self.settings.introspection and self.introspection is None:
             self.introspection = Introspection(
-                self.settings, self.settings.introspection, self._discovery, self._egress
+                self.settings, self.settings.introspection, self._discovery, self._egress, self._clock
             )
 
     async def accept(self, token: Jwt) -> Accepted:

@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from oauth_kit import AUDIENCE, bearer, issuing, key, trusting
+from oauth_kit import AUDIENCE, Clock, bearer, issuing, key, trusting
 
 from appliance.plugin import Unauthenticated, Unavailable
 
@@ -198,7 +198,7 @@ async def test_A13_an_outage_is_503_and_never_open_and_nobody_remembers_it(issue
 
 
 async def test_A13_a_black_hole_is_503_and_leaves_the_others_alone(issuer, monkeypatch):
-    monkeypatch.setattr("appliance_auth.oauth.issuer._CALL_SECONDS", 0.3)
+    monkeypatch.setattr("appliance_auth.oauth.issuer._CALL_SECONDS", 2.0)
     over = asyncio.Event()
 
     async def silent(form) -> bytes:
@@ -213,6 +213,49 @@ async def test_A13_a_black_hole_is_503_and_leaves_the_others_alone(issuer, monke
         assert await caller(tokens, issuer.token()) == f"user:{issuer.url}|alice"
         assert await waiting == 503
         over.set()
+
+
+async def test_R20_after_five_failures_nobody_waits_and_one_caller_at_a_time_tries_again(issuer):
+    clock, entered, over = Clock(), asyncio.Event(), asyncio.Event()
+    issuer.answers["/introspect"] = broken
+    async with trusting(settings(issuer), clock=clock) as tokens:
+        for i in range(20):
+            assert await caller(tokens, f"opaque-{i}") == 503
+        assert issuer.requests["/introspect"] == 5
+        with pytest.raises(Unavailable) as refused:
+            await tokens.authenticate(bearer("opaque"))
+        assert refused.value.retry_after == 10
+
+        async def silent(_):
+            entered.set()
+            await over.wait()
+            return 500, b"oops"
+
+        issuer.answers["/introspect"] = silent
+        clock.now += 10
+        trying = asyncio.create_task(caller(tokens, "first"))
+        await asyncio.wait_for(entered.wait(), 20)
+        assert await caller(tokens, "second") == 503, "the first tries for all"
+        over.set()
+        assert await trying == 503
+        assert issuer.requests["/introspect"] == 6
+        assert await caller(tokens, "third") == 503, "the pause begins anew"
+        knowing(issuer, {"opaque": active(issuer)})
+        assert await caller(tokens, "opaque") == 503
+        clock.now += 10
+        assert await caller(tokens, "opaque") == f"user:{issuer.url}|alice"
+        for i in range(5):
+            assert await caller(tokens, f"unknown-{i}") is None, "everybody may ask again"
+        assert await caller(tokens, issuer.token()) == f"user:{issuer.url}|alice"
+
+
+async def test_R20_failures_that_are_not_in_a_row_keep_nobody_out(issuer):
+    async with trusting(settings(issuer), clock=Clock()) as tokens:
+        for i in range(12):
+            issuer.answers["/introspect"] = broken
+            assert await caller(tokens, f"opaque-{i}") == 503
+            knowing(issuer, {f"opaque-{i}": active(issuer)})
+            assert await caller(tokens, f"opaque-{i}") == f"user:{issuer.url}|alice"
 
 
 async def test_several_issuers_are_asked_in_order_until_one_knows_the_token(issuer):
