@@ -7,6 +7,7 @@ when the data is on the disk (``synchronous=FULL``).
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection
@@ -33,6 +34,7 @@ BUSY_SECONDS = 15.0
 """How long a statement waits for a lock that another transaction holds."""
 STATEMENT_SECONDS = 60.0
 CONNECT_SECONDS = 10.0
+"""For a connection that answers, and before that for a free place among the connections."""
 _MIGRATION_LOCK = 7_214_160_512_009
 """PostgreSQL's advisory lock that one process holds while it changes the schema; the number means nothing."""
 _VERSIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
@@ -160,10 +162,15 @@ def _revision(connection: Connection) -> str | None:
 
 
 async def _connect(engine: AsyncEngine, held: AsyncExitStack) -> AsyncConnection:
-    """By itself, since what a driver raises here need not be SQLAlchemy's. Raises Unavailable."""
+    """By itself, since what a driver raises here need not be SQLAlchemy's. Raises Unavailable.
+
+    A connection that was good may be to a server that has stopped in the middle: its first answer is not waited for
+    without end.
+    """
     try:
-        return await held.enter_async_context(engine.connect())
-    except OSError as error:
+        async with asyncio.timeout(2 * CONNECT_SECONDS):
+            return await held.enter_async_context(engine.connect())
+    except OSError as error:  # TimeoutError is one
         raise Unavailable("the database is out of reach; try again", retry_after=1) from error
     except PoolTimeoutError as error:
         raise Unavailable("the database has too many callers; try again", retry_after=1) from error
@@ -221,7 +228,7 @@ def _engine(url: URL) -> AsyncEngine:
 def _options(url: URL) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
         return {"connect_args": {"timeout": BUSY_SECONDS}}
-    options: dict[str, Any] = {"pool_pre_ping": True}
+    options: dict[str, Any] = {"pool_pre_ping": True, "pool_timeout": CONNECT_SECONDS}
     if url.drivername == "postgresql+asyncpg":
         waits = {"statement_timeout": STATEMENT_SECONDS, "lock_timeout": BUSY_SECONDS}
         settings = {name: f"{round(seconds * 1000)}" for name, seconds in waits.items()}

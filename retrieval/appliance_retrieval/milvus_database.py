@@ -18,6 +18,7 @@ from appliance.plugin import (
     StartError,
     StoredChunk,
 )
+from appliance_retrieval.milvus_bounded import BoundedClient
 from appliance_retrieval.milvus_filter import literal
 from appliance_retrieval.milvus_lite_server import LiteServer
 from appliance_retrieval.milvus_lite_statistics import share_statistics, shares_statistics
@@ -67,7 +68,8 @@ class MilvusDatabase:
                 check_server(address, self._token, partial(MilvusClient, address, timeout=self._timeout))
             if self._name:
                 self._make_database(MilvusClient(address, token=self._token, timeout=self._timeout))
-            self._client = MilvusClient(address, token=self._token, timeout=self._timeout, db_name=self._name)
+            client = MilvusClient(address, token=self._token, timeout=self._timeout, db_name=self._name)
+            self._client = client if self.lite else BoundedClient(client, self._timeout)
         except StartError:
             self.disconnect()
             raise
@@ -128,7 +130,9 @@ class MilvusDatabase:
         for field, config in index_configs("FLAT" if self.lite else "AUTOINDEX").items():
             if field not in present:
                 context = self._client._generate_call_context()  # names the database
-                connection.create_index(collection, field, config, index_name=field, sync=False, context=context)
+                connection.create_index(
+                    collection, field, config, self._timeout, index_name=field, sync=False, context=context
+                )
 
     def drop(self, collection: str) -> None:
         """Remove a collection."""
