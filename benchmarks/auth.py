@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from appliance.http.guard import guard
-from appliance.plugin import KeyStore
+from appliance.plugin import KeyStore, Unauthenticated
 from appliance.runtime import Runtime
 from appliance.testing import ScriptedPlugin, make_app
 
@@ -65,7 +65,8 @@ async def _measure(case: Case, folder: Path, calls: int) -> tuple[float, float, 
 
 
 async def _ask(scope: dict[str, Any], handler: BaseRouteHandler) -> None:
-    await guard(ASGIConnection(scope), handler)  # type: ignore[arg-type]
+    with suppress(Unauthenticated):
+        await guard(ASGIConnection(scope), handler)  # type: ignore[arg-type]
 
 
 def _scope(app: Any, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -113,6 +114,13 @@ async def _key(folder: Path, calls: int, *, refresh: float) -> AsyncIterator[Pre
 
 
 @asynccontextmanager
+async def _refused(folder: Path, calls: int, *, wrong: Callable[[str], str]) -> AsyncIterator[Prepared]:
+    """What is not quite the key: each refusal asks the database, as nothing wrong is remembered."""
+    async with _key(folder, calls, refresh=2) as (app, (sent,)):
+        yield app, [{"authorization": wrong(sent["authorization"])}]
+
+
+@asynccontextmanager
 async def _jwt(folder: Path, calls: int, *, kind: str, fresh: bool) -> AsyncIterator[Prepared]:
     """RFC 9068 tokens of a local issuer: another one for each call, or always the same."""
     from oauth_kit import key
@@ -147,6 +155,15 @@ CASES: Mapping[str, tuple[Case, float]] = {
     "nobody is asked": (_nobody, 1),
     "API key, remembered": (partial(_key, refresh=2), 1),
     "API key, the database asked each time (`refresh: 0`)": (partial(_key, refresh=0), 0.1),
+    "no key: another secret": (partial(_refused, wrong=lambda text: f"{text[:-32]}{'a' * 32}"), 0.1),
+    "no key: a secret of which 31 of 32 letters are right": (
+        partial(_refused, wrong=lambda text: text[:-1] + ("a" if text[-1] != "a" else "b")),
+        0.1,
+    ),
+    "no key: an id that nobody has": (
+        partial(_refused, wrong=lambda text: f"Bearer sk-app-{'0' * 12}-{text[-32:]}"),
+        0.1,
+    ),
     "JWT, remembered": (partial(_jwt, kind="RSA", fresh=False), 1),
     "JWT, RS256 verified": (partial(_jwt, kind="RSA", fresh=True), 0.1),
     "JWT, ES256 verified": (partial(_jwt, kind="EC", fresh=True), 0.1),

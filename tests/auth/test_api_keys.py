@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import json
 import math
@@ -8,6 +9,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from eventually import eventually
+from sqlalchemy import event
 
 from appliance.plugin import Allowance, ConfigError, Conflict, KeyStore, Unauthenticated, Unavailable, convert
 from appliance.storage.database import Database
@@ -158,6 +160,40 @@ async def test_A15_looking_up_compares_digests_in_constant_time(store, monkeypat
         with contextlib.suppress(Unauthenticated):
             await keys.authenticate(bearer(each))
         assert len(compared) == 2  # with both secrets, whichever fits
+
+
+async def test_A15_what_is_refused_takes_the_same_steps_whatever_is_wrong_with_it(store, monkeypatch):
+    """A known id, a secret that begins well, a revoked key: nothing of it shows in what is looked up and compared."""
+    steps: list[str] = []
+    compare, hashed = hmac.compare_digest, hashlib.sha256
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: steps.append("compare") or compare(a, b))
+    monkeypatch.setattr(hashlib, "sha256", lambda data: steps.append(f"hash {len(data)}") or hashed(data))
+    _, text = await store.create(name="alice")
+    revoked, revoked_text = await store.create(name="bob")
+    await store.revoke(revoked.id)
+    front, secret = text.rpartition("-")[::2]
+    wrong = {f"{same} letters right": f"{front}-{secret[:same]}{other_letters(secret[same:])}" for same in (0, 1, 31)}
+    wrong |= {"unknown id": f"sk-app-{'0' * 12}-{secret}", "revoked": revoked_text}
+    keys = ApiKeys(store)
+    await keys.refresh()
+    engine = store._database._engine.sync_engine
+    event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: steps.append(statement))
+    taken = {}
+    for name, sent in wrong.items():
+        steps.clear()
+        with pytest.raises(Unauthenticated):
+            await keys.authenticate(bearer(sent))
+        taken[name] = list(steps)
+    assert len(set(map(tuple, taken.values()))) == 1, taken
+    assert [step for step in taken["unknown id"] if step == "compare"] == ["compare"] * 2
+    steps.clear()
+    assert await keys.authenticate(bearer(text))
+    assert steps == taken["unknown id"], "and a good one no others"
+
+
+def other_letters(text: str) -> str:
+    """As long, and different in each place."""
+    return "".join("a" if letter != "a" else "b" for letter in text)
 
 
 async def test_a_database_out_of_reach_is_503_for_everybody_and_heals(store):
