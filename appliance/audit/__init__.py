@@ -43,6 +43,7 @@ ACTIONS: Mapping[str, str] = {
     "stores.attach_batch": "several files were put into a vector store",
     "stores.cancel_batch": "the indexing of several files was cancelled",
     "stores.reconcile": "what was out of place in vector stores was mended",
+    "stores.reindex": "what embeds a vector store was changed, or a step of that was taken",
     "stores.content": "the indexed text of a file was read",
     "batches.create": "a batch of requests was started",
     "batches.cancel": "a batch of requests was cancelled",

@@ -10,6 +10,7 @@ import click
 
 from appliance.audit import AuditEvent, operator
 from appliance.cli.options import config_option, examples, json_option, print_json
+from appliance.cli.reindex import reindex, status
 from appliance.config import load
 from appliance.errors import StartError
 
@@ -18,9 +19,19 @@ if TYPE_CHECKING:
     from appliance.knowledge.report import Report
 
 
-@click.group(epilog=examples("appliance stores reconcile", "appliance stores reconcile --repair"))
+@click.group(
+    epilog=examples(
+        "appliance stores reconcile --repair",
+        "appliance stores reindex handbook --embedder minilm-v2",
+        "appliance stores status",
+    )
+)
 def stores() -> None:
-    """Look after what the vector stores hold."""
+    """Look after what the vector stores hold, and what embeds it."""
+
+
+stores.add_command(reindex)
+stores.add_command(status)
 
 
 @stores.command(

@@ -222,6 +222,7 @@ class Reindexer:
             dimensions=store.dimensions,
             metric=store.metric,
             servable=store.fingerprint is None or self._servable(store.fingerprint),
+            expired=stores.has_expired(store),
             reindex=None if row is None else await self._second(session, row),
         )
 

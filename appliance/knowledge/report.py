@@ -87,6 +87,41 @@ class ReindexStatus(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class SyncOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Which document sources are to be brought in step; none named is all of them."""
+
+    names: tuple[str, ...] = ()
+    remove_all: bool = False
+    """Remove what has vanished from a source, however much that is."""
+    by: str = "appliance"
+    """The principal that the audit log names."""
+
+
+class SourceReport(msgspec.Struct, kw_only=True):
+    """What bringing a source in step came to, in numbers of documents."""
+
+    name: str
+    store_id: str = ""
+    listed: int = 0
+    added: int = 0
+    changed: int = 0
+    renamed: int = 0
+    removed: int = 0
+    waiting: int = 0
+    """Those that may still be being written, and are left for the next time."""
+    failures: dict[str, str] = {}
+    """The first hundred that could not be read, with the reasons."""
+    failed: int = 0
+    error: str | None = None
+    """Why not all was done that there was to do."""
+
+    def fail(self, key: str, reason: str) -> None:
+        """Note a document that could not be read."""
+        self.failed += 1
+        if len(self.failures) < 100:
+            self.failures[key] = reason
+
+
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a vector store's vectors are of. ``fingerprint`` identifies the model; ``None``: there are none yet."""
 
@@ -99,4 +134,5 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     servable: bool
     """Whether an embedding model of that fingerprint is configured; else searches answer 409."""
+    expired: bool = False
     reindex: ReindexStatus | None = None
