@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from litestar import Litestar
+from litestar import Litestar, Router
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.handlers import BaseRouteHandler
@@ -17,7 +17,7 @@ from litestar.plugins.core import MsgspecDIPlugin
 from appliance.errors import PluginError
 from appliance.http.errors import handle
 from appliance.http.guard import ACTION, guard
-from appliance.http.mounting import route_handlers
+from appliance.http.mounting import identified, route_handlers
 from appliance.http.routes import TABLE
 from appliance.permissions import PERMISSIONS, PUBLIC
 from appliance.runtime import Runtime
@@ -38,7 +38,10 @@ def create_app(runtime: Runtime, *, manage: bool = True) -> Litestar:
     config = runtime.config
     origins = list(config.server.cors_origins)
     app = _App(
-        [*route_handlers(config.auth.public_docs), *_plugin_routes(runtime)],
+        [
+            *route_handlers(config.auth.public_docs),
+            Router("/", route_handlers=_plugin_routes(runtime), middleware=[identified]),
+        ],
         guards=[guard],
         exception_handlers={Exception: handle},
         lifespan=[_lifespan(runtime)] if manage else [],

@@ -49,6 +49,8 @@ BODY = {
 BODIES = {
     "/tokenize": {"model": "m", "prompt": "hi"},
     "/v1/moderations": {"input": "hi"},
+    "/v1/responses": {"model": "m", "input": "hi"},
+    "/v1/responses/input_tokens": {"model": "m", "input": "hi"},
     **{f"{version}/rerank": {"model": "m", "query": "hi", "documents": ["a"]} for version in ("", "/v1", "/v2")},
     **{f"{version}/score": {"model": "m", "text_1": "hi", "text_2": "a"} for version in ("", "/v1")},
 }

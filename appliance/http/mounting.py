@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from litestar import Request, Response
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
-from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from appliance.errors import MethodNotAllowed
 from appliance.http import audit, hot, openapi
@@ -83,6 +83,23 @@ def _wrapped(entry: Entry) -> Handler:
     if openapi.takes_key(entry):
         handler = idempotent(handler)
     return _with_headers(handler)
+
+
+def identified(app: ASGIApp) -> ASGIApp:
+    """A middleware for routes of plugins, of whatever kind: the same two headers in their answers."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                sent = list(message["headers"])
+                names = {name.lower() for name, _ in sent}
+                added = answer_headers(scope.get("state", {})).items()
+                message["headers"] = sent + [(n.encode(), v.encode()) for n, v in added if n.encode() not in names]
+            await send(message)
+
+        await app(scope, receive, send_on)
+
+    return answered
 
 
 def _with_headers(handler: Handler) -> Handler:
