@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from appliance.errors import RequestError
-from appliance.protocols import InputFilter, OutputFilter
-from appliance.types import Call, Chunk, Passage
+from appliance.protocols import InputFilter, Moderator, OutputFilter
+from appliance.types import Call, Chunk, Judgement, Passage
 
 log = logging.getLogger("appliance.filters")
 
@@ -49,6 +49,24 @@ class Filters:
                 if not self._survives(name, call):
                     raise
         return passages
+
+    @property
+    def moderators(self) -> list[tuple[str, Moderator]]:
+        """The input filters that judge too, with their plugins' names."""
+        return [(name, filter_) for name, filter_ in self.inputs if isinstance(filter_, Moderator)]
+
+    async def judge(self, call: Call, text: str) -> list[Judgement]:
+        """What each of them says of a text."""
+        found: list[Judgement] = []
+        for name, moderator in self.moderators:
+            try:
+                found.append(await moderator.moderate(call, text))
+            except RequestError:
+                raise
+            except Exception:
+                if not self._survives(name, call):
+                    raise
+        return found
 
     def output(self, call: Call, chunks: AsyncIterator[Chunk], held: AsyncExitStack) -> AsyncIterator[Chunk]:
         """Stack every output filter on the chunks; ``held`` closes each stage."""

@@ -1,4 +1,4 @@
-"""Moderation by a guard model: what it answers, as OpenAI's categories.
+"""Moderation: what a guard model and the filters say of a text, as OpenAI's categories.
 
 Guard models of the Llama Guard family answer ``safe``, or ``unsafe`` and a line of codes as ``S1,S10``. The codes are
 MLCommons' hazards (Vidgen et al., 2024, as listed in the model card of Llama Guard 3); some have no category at OpenAI.
@@ -6,10 +6,11 @@ MLCommons' hazards (Vidgen et al., 2024, as listed in the model card of Llama Gu
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from appliance.errors import EngineError
+from appliance.types import Judgement
 
 CATEGORIES = {
     "harassment": ("text",),
@@ -42,8 +43,8 @@ HAZARDS = {
 """MLCommons' hazards as categories. Advice, privacy, intellectual property and elections (S6 to S8, S13) have none."""
 
 
-def verdict(answer: str) -> tuple[bool, frozenset[str]]:
-    """Whether a guard model flags a text, and in which categories. Raises EngineError for what is no verdict."""
+def verdict(answer: str) -> Judgement:
+    """What a guard model's words mean. Raises EngineError for what is no verdict."""
     first, _, rest = answer.strip().partition("\n")
     word = first.strip().lower()
     if word not in ("safe", "unsafe"):
@@ -51,14 +52,14 @@ def verdict(answer: str) -> tuple[bool, frozenset[str]]:
             "the moderation model answered neither safe nor unsafe; filters.moderation_model must be a guard model"
         )
     codes = [code.strip().upper() for code in rest.split(",")] if word == "unsafe" else []
-    return word == "unsafe", frozenset(name for code in codes for name in HAZARDS.get(code, ()))
+    return Judgement(word == "unsafe", frozenset(name for code in codes for name in HAZARDS.get(code, ())))
 
 
-def result(answer: str, kinds: Collection[str]) -> dict[str, Any]:
-    """OpenAI's result for a guard model's answer to an input of these kinds. A verdict has no degrees: 1 or 0."""
-    flagged, found = verdict(answer)
+def result(judgements: Sequence[Judgement], kinds: Collection[str]) -> dict[str, Any]:
+    """OpenAI's result for an input of these kinds: flagged where anybody flags it. A verdict has no degrees: 1 or 0."""
+    found: frozenset[str] = frozenset().union(*(judgement.categories for judgement in judgements))
     return {
-        "flagged": flagged,
+        "flagged": any(judgement.flagged for judgement in judgements),
         "categories": {name: name in found for name in CATEGORIES},
         "category_scores": {name: 1.0 if name in found else 0.0 for name in CATEGORIES},
         "category_applied_input_types": {

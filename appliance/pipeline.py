@@ -262,6 +262,24 @@ class Pipeline:
             yield model, _headers(admissions)
 
     @asynccontextmanager
+    async def work_without_model(self, call: Call, template: str) -> AsyncIterator[Mapping[str, str]]:
+        """The same around what filters alone do; the caller has been authorized. Gives the reply's headers."""
+        async with self._run(call, template) as (record, _, held, admissions):
+            await self._admit(call, record, held, admissions)
+            yield _headers(admissions)
+
+    @asynccontextmanager
+    async def admitted(self, call: Call) -> AsyncIterator[Mapping[str, str]]:
+        """Around a write: admitters count it like every call, and nothing else is done. Gives the reply's headers.
+
+        Raises what admitters raise, as RateLimited.
+        """
+        admissions: list[Admission] = []
+        async with AsyncExitStack() as held:
+            await self._admit(call, CallRecord(call=call), held, admissions)
+            yield _headers(admissions)
+
+    @asynccontextmanager
     async def _run(
         self, call: Call, template: str
     ) -> AsyncIterator[tuple[CallRecord, TraceSpan, AsyncExitStack, list[Admission]]]:

@@ -23,6 +23,7 @@ from appliance.types import (
     Document,
     Embeddings,
     Hit,
+    Judgement,
     ModelSpec,
     Passage,
     Principal,
@@ -387,6 +388,15 @@ class InputFilter(Protocol):
 
     async def filter_passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
         """The retrieved passages that may be used, changed where need be."""
+        ...
+
+
+@runtime_checkable
+class Moderator(Protocol):
+    """What an input filter may also be: one that judges texts for ``/v1/moderations``."""
+
+    async def moderate(self, call: Call, text: str) -> Judgement:
+        """What it says of a text, which it leaves as it is."""
         ...
 
 

@@ -286,6 +286,13 @@ class Embeddings(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
 
 
+class Judgement(msgspec.Struct, frozen=True):
+    """What a moderator says of a text: whether it is flagged, and in which of OpenAI's categories, if in any."""
+
+    flagged: bool = False
+    categories: frozenset[str] = frozenset()
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """A text as a model reads it; ``max_model_len`` is how many tokens of prompt and answer the model takes."""
 

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from litestar.types import Receive
@@ -91,7 +91,7 @@ async def read_form(headers: Iterable[tuple[bytes, bytes]], receive: Receive, li
     Raises:
         BadRequest: it is no whole form, or a field is missing, wrong, or there twice. TooLarge, UnsupportedMedia.
     """
-    parts = _Parts(_fields_of(type_))
+    parts = _Parts(_fields_of(cast("Hashable", type_)))
     try:
         headers = list(headers)
         parser = form_parser(headers, MAX_PARTS)
@@ -114,7 +114,7 @@ def _too_large(limit: int) -> TooLarge:
 
 
 @cache
-def _fields_of(type_: type[Any]) -> Mapping[str, bool]:
+def _fields_of(type_: Any) -> Mapping[str, bool]:
     """The fields of a struct by name: whether they hold files."""
     found = inspect.type_info(type_)
     fields = found.fields if isinstance(found, inspect.StructType) else ()

@@ -10,6 +10,7 @@ from litestar.types import Receive, Scope
 
 from appliance.http.forms import read_form
 from appliance.http.hot import DONE, Reply, Route
+from appliance.http.requests import any_model
 from appliance.media.requests import (
     ImageEditRequest,
     ImageRequest,
@@ -65,7 +66,7 @@ class MediaRoute(Route):
     async def read(self, scope: Scope, receive: Receive, runtime: Runtime) -> MediaRequest:
         """The body, decoded; for who may use no model none is read. Raises Forbidden and what ``take`` raises."""
         caller: Principal = scope["user"]
-        await runtime.pipeline.authorize(caller, "models.use", _any_model(caller, self.path))
+        await runtime.pipeline.authorize(caller, "models.use", any_model(caller, self.path))
         return await self.take(scope, receive, runtime)
 
     async def take(self, scope: Scope, receive: Receive, runtime: Runtime) -> MediaRequest:
@@ -123,11 +124,6 @@ async def _send(made: Production, reply: Reply) -> None:
 
 async def _whole(pieces: AsyncIterable[bytes]) -> bytes:
     return b"".join([piece async for piece in pieces])
-
-
-def _any_model(caller: Principal, path: str) -> str:
-    """What stands for "some model" where the body has not said which: one of the caller's own, if these are listed."""
-    return min(caller.models) if caller.models else path
 
 
 TRANSCRIPTION_ROUTE = FormRoute("/v1/audio/transcriptions", "transcription", TranscriptionRequest)

@@ -1,4 +1,4 @@
-"""``/v1/moderations``: texts and images judged by the guard model that ``filters.moderation_model`` names."""
+"""``/v1/moderations``: texts and images judged by a guard model (``filters.moderation_model``), and by filters."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from appliance.config import LimitsConfig
 from appliance.errors import BadRequest, EngineError, NotFound
 from appliance.http.chat import only
 from appliance.http.hot import Reply, Route
+from appliance.http.requests import any_model
 from appliance.http.validate import check_part
 from appliance.models.inputs import check_inputs
-from appliance.moderation import result
+from appliance.moderation import result, verdict
 from appliance.storage.ids import new_id
 from appliance.types import Call
-from appliance.wire import ChatRequest, ContentPart, Message, ModerationRequest
+from appliance.wire import ChatRequest, ContentPart, Message, ModerationRequest, message_text
 
 if TYPE_CHECKING:
+    from appliance.filtering import Filters
     from appliance.models.registry import Model
     from appliance.runtime import Runtime
 
@@ -36,31 +38,41 @@ class Moderations(msgspec.Struct, kw_only=True):
 
 
 class ModerationRoute(Route):
-    """Judges each text by itself, and all parts of a list of parts together. The filters have no say in it."""
+    """Judges each text by itself, and all parts of a list of parts together. No filter changes or blocks anything."""
 
     def __init__(self) -> None:
         super().__init__(PATH, ModerationRequest)
 
     async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
-        """Ask the guard model for every input, one after the other."""
+        """Ask whoever judges here for every input, one after the other."""
         request = self.decode(body)
         inputs = _inputs(request, runtime.config.limits)
         guard = runtime.config.filters.moderation_model
+        filters = runtime.pipeline.filters
+        name = guard or ", ".join(plugin for plugin, _ in filters.moderators)
         if guard is None:
-            await runtime.pipeline.authorize(scope["user"], "models.use", PATH)
-            raise NotFound("nothing moderates here; set filters.moderation_model to a guard model", param="model")
+            await runtime.pipeline.authorize(scope["user"], "models.use", any_model(scope["user"], PATH))
+        if not name:
+            raise NotFound(
+                "nothing moderates here; set filters.moderation_model to a guard model, or list a filter that judges",
+                param="model",
+            )
         call = Call(
             id=scope["state"]["request_id"],
             operation="moderation",
-            model=guard,
+            model=name,
             request=request,
             principal=scope["user"],
             headers=scope["state"]["headers"],
         )
-        async with runtime.pipeline.work(call, PATH) as (model, headers):
-            found = [result(await _asked(model, call, content), _kinds(content)) for content in inputs]
+        if guard is None:
+            async with runtime.pipeline.work_without_model(call, PATH) as headers:
+                found = [await _judged(filters, call, content, None) for content in inputs]
+        else:
+            async with runtime.pipeline.work(call, PATH) as (model, headers):
+                found = [await _judged(filters, call, content, model) for content in inputs]
         reply.add_headers(headers)
-        await reply.send_json(_encode(Moderations(id=new_id("modr-"), model=guard, results=found)))
+        await reply.send_json(_encode(Moderations(id=new_id("modr-"), model=name, results=found)))
 
 
 def _inputs(request: ModerationRequest, limits: LimitsConfig) -> list[str | list[ContentPart]]:
@@ -79,6 +91,15 @@ def _inputs(request: ModerationRequest, limits: LimitsConfig) -> list[str | list
     for i, part in enumerate(parts):
         check_part(part, f"input[{i}]", ("text", "image_url"))
     return [parts] if parts else [*texts]
+
+
+async def _judged(
+    filters: Filters, call: Call, content: str | list[ContentPart], guard: Model | None
+) -> dict[str, Any]:
+    """The result for one input."""
+    judgements = [verdict(await _asked(guard, call, content))] if guard is not None else []
+    text = message_text(Message(role="user", content=content))
+    return result([*judgements, *await filters.judge(call, text)], _kinds(content))
 
 
 async def _asked(model: Model, call: Call, content: str | list[ContentPart]) -> str:

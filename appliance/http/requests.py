@@ -36,6 +36,11 @@ def principal(request: HttpRequest) -> Principal:
     return cast("Principal", request.scope["user"])
 
 
+def any_model(caller: Principal, path: str) -> str:
+    """What stands for "some model" where a body has not said which: one of the caller's own, if these are listed."""
+    return min(caller.models) if caller.models else path
+
+
 @asynccontextmanager
 async def tenant_session(request: HttpRequest, *, write: bool = True) -> AsyncIterator[TenantSession]:
     """A transaction on what the caller may reach and see; the only way for a handler to the database.

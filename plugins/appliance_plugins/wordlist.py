@@ -4,17 +4,19 @@
       wordlist:
         block: [kumquat]
         mask: [email, "project x"]
+        categories: {violence: ["knuckle duster"]}
 
 A blocked term refuses a request, drops a retrieved passage, and ends a choice of an answer with ``finish_reason:
-content_filter``. ``email`` stands for every e-mail address. On streams only the end that may still become a match is
-held back. While answers are filtered, log probabilities are left out of them: they spell the text.
+content_filter``. ``/v1/moderations`` flags it, and the terms of categories in these. ``email`` stands for every e-mail
+address. On streams only the end that may still become a match is held back. While answers are filtered, log
+probabilities are left out of them: they spell the text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -27,6 +29,7 @@ from appliance.plugin import (
     CompletionRequest,
     ConfigError,
     InputFilter,
+    Judgement,
     MediaRequest,
     Message,
     OutputFilter,
@@ -41,6 +44,22 @@ from appliance_plugins._answers import Answer
 from appliance_plugins._folding import fold
 from appliance_plugins._window import MAX_TERM_CHARACTERS, PATTERNS, Rules, Window
 
+Category: TypeAlias = Literal[
+    "harassment",
+    "harassment/threatening",
+    "hate",
+    "hate/threatening",
+    "illicit",
+    "illicit/violent",
+    "self-harm",
+    "self-harm/instructions",
+    "self-harm/intent",
+    "sexual",
+    "sexual/minors",
+    "violence",
+    "violence/graphic",
+]
+"""OpenAI's."""
 _SLICE = 4_096
 """Characters looked at between two looks at the event loop; less than a millisecond for ordinary text."""
 _T = TypeVar("_T")
@@ -55,6 +74,8 @@ class WordlistSettings(Strict, frozen=True):
     block: tuple[str, ...] = ()
     mask: tuple[str, ...] = ()
     mask_with: str = "***"
+    categories: Mapping[Category, tuple[str, ...]] = {}
+    """Terms that ``/v1/moderations`` flags in these of OpenAI's categories; elsewhere they pass, unless blocked too."""
     apply: tuple[Literal["input", "output"], ...] = ("input", "output")
 
 
@@ -82,6 +103,8 @@ class Wordlist:
     def __init__(self, settings: WordlistSettings) -> None:
         _check(settings)
         self._rules = Rules(settings.block, settings.mask, settings.mask_with)
+        self._blocked = Rules(settings.block, ())
+        self._judged = {name: Rules(terms, ()) for name, terms in settings.categories.items()}
 
     async def filter_input(self, call: Call) -> Call:
         """The call with masked messages or prompt. Raises Blocked naming the field, never the term."""
@@ -104,6 +127,12 @@ class Wordlist:
             queries = [await self._text(query, f"query[{i}]") for i, query in enumerate(call.request.queries)]
             return _with(call, queries=tuple(queries))
         return call
+
+    async def moderate(self, call: Call, text: str) -> Judgement:
+        """Flagged for a blocked term, and in the categories of whose terms it holds one."""
+        blocked = await _blocks(self._blocked, text)
+        found = [name for name, rules in self._judged.items() if await _blocks(rules, text)]
+        return Judgement(blocked or bool(found), frozenset(found))
 
     async def filter_passages(self, call: Call, passages: Sequence[Passage]) -> Sequence[Passage]:
         """The passages without blocked terms, masked where needed."""
@@ -183,16 +212,27 @@ class Wordlist:
         return filtered
 
     async def _filtered(self, text: str) -> tuple[str, bool]:
-        """The masked text, and whether a blocked term cut it short. Long texts let other requests run in between."""
+        """The masked text, and whether a blocked term cut it short."""
         window = Window(self._rules)
-        if len(text) <= _SLICE:
-            return window.feed(text, final=True), window.blocked
-        out: list[str] = []
-        for start in range(0, len(text), _SLICE):
-            out.append(window.feed(text[start : start + _SLICE]))
-            await asyncio.sleep(0)
-        out.append(window.finish())
-        return "".join(out), window.blocked
+        return await _through(window, text), window.blocked
+
+
+async def _through(window: Window, text: str) -> str:
+    """What comes out of a window for a whole text. Of a long one, other requests run in between."""
+    if len(text) <= _SLICE:
+        return window.feed(text, final=True)
+    out: list[str] = []
+    for start in range(0, len(text), _SLICE):
+        out.append(window.feed(text[start : start + _SLICE]))
+        await asyncio.sleep(0)
+    out.append(window.finish())
+    return "".join(out)
+
+
+async def _blocks(rules: Rules, text: str) -> bool:
+    window = Window(rules)
+    await _through(window, text)
+    return window.blocked
 
 
 class PassagesOnly(Wordlist):
@@ -227,8 +267,10 @@ def _choices(request: Any) -> int:
 
 
 def _check(settings: WordlistSettings) -> None:
-    for key in ("block", "mask"):
-        for i, term in enumerate(getattr(settings, key)):
+    lists = {"block": settings.block, "mask": settings.mask}
+    lists |= {f"categories.{name}": terms for name, terms in settings.categories.items()}
+    for key, terms in lists.items():
+        for i, term in enumerate(terms):
             if not fold(term).strip() or len(term) > MAX_TERM_CHARACTERS:
                 raise ConfigError(
                     f"plugin.wordlist.{key}[{i}]: a term has 1 to {MAX_TERM_CHARACTERS} characters that show; "

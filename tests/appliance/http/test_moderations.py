@@ -3,10 +3,11 @@
 import openai
 import pytest
 from client_types import exactly
-from inline import Notebook, Slots, provides
+from inline import InputHook, Keys, Notebook, Slots, provides
 from loopback import assert_openai_error
 from openai.types import ModerationCreateResponse
 
+from appliance.plugin import Principal
 from appliance.testing import Emit, Fail
 from appliance.testing.scripted import last_user_text
 
@@ -58,10 +59,71 @@ async def test_a_guard_that_reads_no_images_is_not_shown_any(box) -> None:
             await b.openai.moderations.create(input=[IMAGE])
 
 
-async def test_filters_have_no_say_in_what_is_judged(box) -> None:
-    config = {**GUARD, "plugins": ["wordlist"], "plugin": {"wordlist": {"block": ["unsafe"]}}}
-    async with box(verdicts, config) as b:
-        assert (await b.openai.moderations.create(input="unsafe|S2")).results[0].categories.illicit is True
+LISTED = {
+    "plugins": ["wordlist"],
+    "plugin": {
+        "wordlist": {"block": ["kumquat"], "mask": ["email"], "categories": {"violence": ["fist"], "hate": ["foe"]}}
+    },
+}
+
+
+async def judged(b, *texts):
+    """For each text: whether it is flagged, and in which categories."""
+    body = (await b.client.post(PATH, json={"input": list(texts)})).json()
+    exactly(ModerationCreateResponse, body)
+    return [
+        (one["flagged"], {name for name, yes in one["categories"].items() if yes}) for one in body["results"]
+    ], body["model"]
+
+
+async def test_filters_that_judge_answer_without_a_guard_model(box) -> None:
+    async with box(verdicts, LISTED) as b:
+        found, model = await judged(b, "a song", "a KUMQUAT", "a fist of a foe", "me@example.org")
+        assert found == [(False, set()), (True, set()), (True, {"violence", "hate"}), (False, set())]
+        assert model == "wordlist"
+        parts = [{"type": "text", "text": "a fist"}, IMAGE]
+        assert (await b.openai.moderations.create(input=parts)).results[0].categories.violence is True
+        assert not b.engine.diaries
+
+
+async def test_what_a_guard_model_and_filters_say_is_joined_and_nothing_is_changed_on_the_way(box) -> None:
+    def guarded(call):
+        return [Emit("unsafe\nS11" if "rope" in last_user_text(call) else "safe")]
+
+    async with box(guarded, GUARD | LISTED) as b:
+        found, _ = await judged(b, "a rope and a fist", "a kumquat", "a song")
+        assert found == [(True, {"self-harm", "violence"}), (True, set()), (False, set())]
+        assert b.engine.diaries[1].call.request.messages[0].content == "a kumquat"
+
+
+async def test_a_filter_that_judges_is_admitted_and_recorded_like_a_model(box) -> None:
+    slots, notebook = Slots(), Notebook()
+    plugins = {"slots": provides(admitters=[slots]), "notes": provides(recorders=[notebook])}
+    async with box(verdicts, LISTED, **plugins) as b:
+        await judged(b, "a song")
+    assert (slots.given, slots.held) == (1, 0)
+    assert [(record.call.operation, record.call.model) for record in notebook.records] == [("moderation", "wordlist")]
+
+
+async def test_a_filter_that_breaks_while_it_judges_fails_closed(box) -> None:
+    class Broken(InputHook):
+        async def moderate(self, call, text):
+            raise RuntimeError("broken at 0x7f00aa")
+
+    plugin = {"broken": provides(input_filters=[Broken()])}
+    async with box(verdicts, None, **plugin) as b:
+        assert_openai_error(await b.client.post(PATH, json={"input": "a"}), 500)
+    async with box(verdicts, LISTED | {"filters": {"fail_open": ["broken"]}}, **plugin) as b:
+        assert (await judged(b, "a fist"))[0] == [(True, {"violence"})]
+
+
+async def test_a_caller_with_models_of_their_own_may_have_filters_judge(box) -> None:
+    keys = Keys({"good": Principal(id="k", roles=("user",), models=frozenset({"m"})), "none": Principal(id="n")})
+    config = LISTED | {"plugins": ["wordlist", "rbac"]}
+    async with box(verdicts, config, keys=provides(authenticators=[keys])) as b:
+        for key, status in (("good", 200), ("none", 403)):
+            reply = await b.client.post(PATH, json={"input": "a"}, headers={"authorization": f"Bearer {key}"})
+            assert reply.status_code == status
 
 
 async def test_it_is_admitted_and_recorded_like_every_other_call(box) -> None:
