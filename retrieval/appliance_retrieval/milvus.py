@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +44,8 @@ from appliance.plugin import (
 )
 from appliance_retrieval.milvus_database import MilvusDatabase, translated
 from appliance_retrieval.milvus_filter import EVERYTHING, literal, row_filter
-from appliance_retrieval.milvus_rows import make_rows, terms_text, unit_rows
+from appliance_retrieval.milvus_rows import make_rows, query_text, unit_rows
+from appliance_retrieval.places import place_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -95,12 +94,6 @@ def make_store(settings: MilvusSettings, context: AppContext) -> VectorStore:
         return MilvusStore(uri, run_dir=context.run_dir, token=settings.token, timeout=settings.timeout, database=own)
     folders = (str(Path(uri) / own), context.run_dir / own) if own else (uri, context.run_dir)
     return MilvusStore(folders[0], run_dir=folders[1], timeout=settings.timeout)
-
-
-def place_of(tenant: str) -> str:
-    """A tenant's name as the name of a folder and of a Milvus database; no two tenants share one."""
-    readable = re.sub(r"[^a-z0-9]+", "_", tenant.lower())[:32]
-    return f"t_{readable}_{hashlib.sha256(tenant.encode()).hexdigest()[:16]}"
 
 
 class MilvusStore:
@@ -184,7 +177,7 @@ class MilvusStore:
         self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None
     ) -> Sequence[Hit]:
         """Best chunks by BM25."""
-        terms = terms_text(query)
+        terms = query_text(query)
         if not terms:
             return []
         condition = row_filter(scope, where)

@@ -10,15 +10,15 @@ Inherit, and give the ``store`` fixture::
             yield store
             await store.stop()
 
-Needs pytest, pytest-asyncio (``asyncio_mode = auto``) and hypothesis. A store whose ``stop`` and ``start`` lose
-the data must say so with ``durable = False``.
+A store with a server should give ``outage`` too, which cuts it off. Needs pytest, pytest-asyncio (``asyncio_mode =
+auto``) and hypothesis. A store whose ``stop`` and ``start`` lose the data must say so with ``durable = False``.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -26,7 +26,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance.errors import Conflict
+from appliance.errors import Conflict, NotFound, RetrievalUnavailable
 from appliance.knowledge.filters import Attributes, Comparison, Compound, Filter, Scalar, matches
 from appliance.protocols import Inventory, VectorStore
 from appliance.types import Hit, Scope, StoredChunk
@@ -54,6 +54,11 @@ TRICKY: tuple[Scalar, ...] = (
     "_",
     "$meta",
     "é\u2028ß",
+    "\0",
+    "a\0b",
+    "\x01\x01",
+    "\U0001f600",
+    "{x}$1%s",
     'b") or ("1"=="1',
     "x" * 600,
 )
@@ -142,6 +147,11 @@ class VectorStoreContract:
         """A started, empty store."""
         raise NotImplementedError("override the store fixture")
         yield
+
+    @pytest.fixture
+    async def outage(self, store: VectorStore) -> Callable[[], Awaitable[None]]:
+        """Makes the store's database unreachable; without one of its own, a store that is stopped is as good."""
+        return store.stop
 
     @pytest.fixture(autouse=True)
     async def collection(self, store: VectorStore) -> str:
@@ -347,6 +357,14 @@ class VectorStoreContract:
         paged = [c.position for c in await store.chunks(COLLECTION, "file-a", scope=EVERYONE, offset=1, limit=3)]
         assert (listed, paged) == ([0, 3, 7, 10, 11], [3, 7, 10])
 
+    async def test_pages_of_a_file_together_are_the_file(self, store: VectorStore) -> None:
+        await _fill(store, *(chunk(i, readers=("user:1",) if i % 5 == 4 else ("*",)) for i in range(23)))
+        pages: list[list[int]] = []
+        while page := await store.chunks(COLLECTION, "file-a", scope=EVERYONE, offset=sum(map(len, pages)), limit=7):
+            pages.append([c.position for c in page])
+        assert [len(page) for page in pages] == [7, 7, 5]
+        assert [position for page in pages for position in page] == [i for i in range(23) if i % 5 != 4]
+
     async def test_attributes_of_a_file_are_replaced_everywhere(self, store: VectorStore) -> None:
         await _fill(
             store,
@@ -457,15 +475,43 @@ class VectorStoreContract:
         assert _ids(await store.search_text(COLLECTION, "word7", limit=5, scope=EVERYONE)) == _ids(text) == ["file-a:7"]
 
     async def test_what_was_sealed_is_there_after_a_restart(self, store: VectorStore) -> None:
-        if not self.durable:
-            pytest.skip("this store keeps nothing")
         await _fill(store, *(chunk(i, f"word{i}") for i in range(5)))
         await store.seal(COLLECTION)
         await store.delete_file(COLLECTION, "file-none")
         await store.stop()
         await store.start()
+        if not self.durable:
+            assert await store.count(COLLECTION) == 0
+            return
         assert len(await _search(store)) == await store.count(COLLECTION) == 5
         assert _ids(await store.search_text(COLLECTION, "word3", limit=5, scope=EVERYONE)) == ["file-a:3"]
+
+    async def test_an_outage_is_retrieval_unavailable_for_every_call(
+        self, store: VectorStore, outage: Callable[[], Awaitable[None]]
+    ) -> None:
+        await _fill(store, chunk(0, "zebra"))
+        await outage()
+        query = vectors((1, 0))
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "dense": lambda: store.search_dense(COLLECTION, query, limit=5, scope=EVERYONE),
+            "upsert": lambda: store.upsert(COLLECTION, [chunk(1)], query),
+            "delete": lambda: store.delete_file(COLLECTION, "file-a"),
+            "readers": lambda: store.set_readers(COLLECTION, "file-a", ("user:1",)),
+        }
+        for name, call in calls.items():
+            with pytest.raises(RetrievalUnavailable) as raised:
+                await call()
+            assert raised.value.status == 503, name
+            assert "zebra" not in str(raised.value)
+
+    async def test_a_stopped_store_is_retrieval_unavailable(self, store: VectorStore) -> None:
+        await store.stop()
+        with pytest.raises(RetrievalUnavailable):
+            await store.search_text(COLLECTION, "zebra", limit=5, scope=EVERYONE)
+
+    async def test_writing_to_a_collection_that_is_not_there_is_refused(self, store: VectorStore) -> None:
+        with pytest.raises(NotFound):
+            await store.upsert("nowhere", [chunk(0)], vectors((1, 0)))
 
     async def test_collections_do_not_mix(self, store: VectorStore) -> None:
         await store.create("another", 3)

@@ -1,0 +1,288 @@
+"""A whole vector store from an index that can do little, and a catalogue of what is in it.
+
+The catalogue is written before the index and cleared after it: whatever lies in the index is known, so that it can be
+removed, and what a query finds there comes back only as the catalogue has it now. A right that is taken away is gone
+with the catalogue's transaction, before the index has heard of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote, unquote
+
+from appliance.plugin import (
+    AppContext,
+    Attributes,
+    Conflict,
+    Filter,
+    Hit,
+    NotFound,
+    RetrievalUnavailable,
+    Scope,
+    StartError,
+    StoredChunk,
+)
+from appliance_retrieval.catalogue import Catalogue, Entry, Selection
+from appliance_retrieval.places import place_of
+
+_SUFFIX = ".db"
+
+
+class VectorIndex(Protocol):
+    """Finds the nearest vectors under some labels. All methods raise RetrievalUnavailable when it is out of reach."""
+
+    async def start(self) -> None:
+        """Connect. Raises StartError, also when the index does not heed the labels of a query."""
+
+    async def stop(self) -> None:
+        """Close. Idempotent."""
+
+    async def open(self, collection: str, dimensions: int) -> None:
+        """Make a collection ready, or find it so."""
+
+    async def add(self, collection: str, entries: Sequence[Entry]) -> None:
+        """Write vectors with their labels, replacing those of the same key."""
+
+    async def remove(self, collection: str, keys: Sequence[str]) -> None:
+        """Remove vectors; keys that are not there are no error."""
+
+    async def nearest(self, collection: str, vector: bytes, limit: int, selection: Selection) -> Sequence[str]:
+        """Keys of the nearest vectors by cosine, among those under the selection's labels, in any order."""
+        ...
+
+    async def seal(self, collection: str) -> None:
+        """Wait until what was written is found."""
+
+    async def drop(self, collection: str, keys: Sequence[str]) -> None:
+        """Remove a collection, which holds these keys."""
+
+
+class CataloguedStore:
+    """``VectorStore`` over an index; the catalogues lie in ``folder``, a file for each collection."""
+
+    def __init__(self, index: VectorIndex, folder: Path) -> None:
+        self._index, self._folder = index, folder
+        self._open: dict[str, Catalogue] = {}
+        self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._running = False
+
+    async def start(self) -> None:
+        """Reach the index. Raises StartError."""
+        try:
+            import numpy as np  # noqa: F401
+
+            from appliance_retrieval.terms import search_terms
+
+            search_terms("stems")
+        except ImportError as error:
+            raise StartError(f"{error.name} is missing; pip install numpy pystemmer") from error
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await self._index.start()
+        self._running = True
+
+    async def stop(self) -> None:
+        """Close everything. Idempotent."""
+        self._running = False
+        catalogues, self._open = self._open, {}
+        for catalogue in catalogues.values():
+            await asyncio.to_thread(catalogue.close)
+        await self._index.stop()
+
+    # -- collections -----------------------------------------------------------------------------------
+
+    async def create(self, collection: str, dimensions: int) -> None:
+        """Make the collection unless it exists. Raises Conflict if it has other dimensions."""
+        found = await self._catalogue(collection, dimensions)
+        if found is not None and found.dimensions != dimensions:
+            raise Conflict(
+                f"{collection} keeps vectors of {found.dimensions} numbers, not {dimensions};"
+                " use the embedder it was made with or index the store again"
+            )
+
+    async def drop(self, collection: str) -> None:
+        """Remove the collection with its data, if it exists."""
+        found = await self._catalogue(collection)
+        if found is None:
+            return
+        keys = await asyncio.to_thread(found.keys)
+        await self._index.drop(collection, keys)
+        async with self._opening[collection]:
+            self._open.pop(collection, None)
+            await asyncio.to_thread(_remove_files, found, self._path(collection))
+
+    async def collections(self) -> Sequence[str]:
+        """Names of all collections."""
+        self._check_running()
+        paths = await asyncio.to_thread(lambda: list(self._folder.glob(f"*{_SUFFIX}")))
+        return [unquote(path.name.removesuffix(_SUFFIX)) for path in paths]
+
+    async def _catalogue(self, collection: str, dimensions: int = 0) -> Catalogue | None:
+        """The collection's catalogue, opened at first use; made if ``dimensions`` are given; else ``None``."""
+        self._check_running()
+        async with self._opening[collection]:
+            if found := self._open.get(collection):
+                return found
+            path = self._path(collection)
+            if not dimensions and not await asyncio.to_thread(path.exists):
+                return None
+            found = await asyncio.to_thread(Catalogue, path, collection, dimensions)
+            try:
+                await self._index.open(collection, found.dimensions)
+                await self._refill(found)
+            except BaseException:
+                found.close()
+                raise
+            self._open[collection] = found
+            return found
+
+    async def _refill(self, catalogue: Catalogue) -> None:
+        """Write everything to an index that has lost it, as one in memory does at its end."""
+        page = await asyncio.to_thread(catalogue.entries)
+        if page:
+            first = page[0]
+            labels = Selection((first.access,), (first.facets,))
+            if await self._index.nearest(catalogue.collection, first.vector, 1, labels):
+                return
+        while page:
+            await self._index.add(catalogue.collection, page)
+            page = await asyncio.to_thread(catalogue.entries, page[-1].key)
+
+    async def _present(self, collection: str) -> Catalogue:
+        found = await self._catalogue(collection)
+        if found is None:
+            raise NotFound(f"there is no collection {collection}; create the vector store again")
+        return found
+
+    def _path(self, collection: str) -> Path:
+        return self._folder / f"{quote(collection, safe='')}{_SUFFIX}"
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise RetrievalUnavailable("the vector store is stopped; try again later")
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    async def upsert(self, collection: str, chunks: Sequence[StoredChunk], vectors: bytes) -> None:
+        """Write chunks, replacing those of the same id. Raises NotFound, Conflict on a wrong vector length."""
+        found = await self._present(collection)
+        if len(vectors) != 4 * found.dimensions * len(chunks):
+            raise Conflict(
+                f"{collection} keeps vectors of {found.dimensions} numbers; use the embedder it was made with"
+            )
+        if chunks:
+            entries = await asyncio.to_thread(_put, found, chunks, vectors)
+            await self._index.add(collection, entries)
+
+    async def delete_file(self, collection: str, file_id: str) -> None:
+        """Remove every chunk of a file."""
+        if found := await self._catalogue(collection):
+            entries = await asyncio.to_thread(found.entries_of, file_id)
+            if entries:
+                await self._index.remove(collection, [entry.key for entry in entries])
+                await asyncio.to_thread(found.remove_file, file_id)
+
+    async def set_attributes(self, collection: str, file_id: str, attributes: Attributes) -> None:
+        """Replace the attributes of every chunk of a file."""
+        if found := await self._catalogue(collection):
+            entries = await asyncio.to_thread(found.set_attributes, file_id, attributes)
+            if entries:
+                await self._index.add(collection, entries)
+
+    async def set_readers(self, collection: str, file_id: str, readers: Sequence[str]) -> None:
+        """Replace who may see the chunks of a file."""
+        if found := await self._catalogue(collection):
+            entries = await asyncio.to_thread(found.set_readers, file_id, readers)
+            if entries:
+                await self._index.add(collection, entries)
+
+    async def seal(self, collection: str) -> None:
+        """Wait until the index finds what was written; the catalogue is durable at each write."""
+        if await self._catalogue(collection):
+            await self._index.seal(collection)
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    async def search_dense(
+        self, collection: str, vector: bytes, *, limit: int, scope: Scope, where: Filter | None = None
+    ) -> Sequence[Hit]:
+        """Nearest chunks by cosine."""
+        found = await self._catalogue(collection)
+        if found is None:
+            return []
+        if len(vector) != 4 * found.dimensions:
+            raise Conflict(
+                f"{collection} keeps vectors of {found.dimensions} numbers, not {len(vector) // 4};"
+                " search with the embedder it was made with"
+            )
+        if (selection := found.select(scope, where)) is None:
+            return []
+        query = unit_rows(vector, found.dimensions)
+        keys = await self._index.nearest(collection, query, limit, selection)
+        hits = await asyncio.to_thread(found.hits, keys, selection, query)
+        return hits[:limit]
+
+    async def search_text(
+        self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None
+    ) -> Sequence[Hit]:
+        """Best chunks by BM25, from the catalogue."""
+        found = await self._catalogue(collection)
+        if found is None or (selection := found.select(scope, where)) is None:
+            return []
+        return await asyncio.to_thread(found.search, query, selection, limit)
+
+    async def chunks(
+        self, collection: str, file_id: str, *, scope: Scope, offset: int = 0, limit: int = 1000
+    ) -> Sequence[StoredChunk]:
+        """A file's chunks by position."""
+        found = await self._catalogue(collection)
+        if found is None or (selection := found.select(scope)) is None:
+            return []
+        return await asyncio.to_thread(found.page, file_id, selection, offset, limit)
+
+    async def count(self, collection: str) -> int:
+        """Chunks in the collection; 0 if there is none."""
+        found = await self._catalogue(collection)
+        return await asyncio.to_thread(found.count) if found else 0
+
+    async def chunk_ids(self, collection: str) -> Sequence[str]:
+        """Ids of all chunks of a collection."""
+        found = await self._catalogue(collection)
+        return await asyncio.to_thread(found.ids) if found else []
+
+
+def catalogue_folder(context: AppContext, plugin: str) -> Path:
+    """Where a plugin's catalogues lie; with separate tenants, those of the context's."""
+    own = () if context.tenant is None else (place_of(context.tenant),)
+    return context.data_dir.joinpath("catalogue", plugin, *own)
+
+
+def unit_rows(vectors: bytes, dimensions: int) -> bytes:
+    """Float32 rows scaled to length one; zero vectors stay zero."""
+    import numpy as np
+
+    matrix = np.frombuffer(vectors, "<f4").reshape(-1, dimensions)
+    lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
+    scaled: bytes = (matrix / np.where(lengths > 0, lengths, 1)).astype("<f4").tobytes()
+    return scaled
+
+
+def floats(vector: bytes) -> list[float]:
+    """A float32 row as numbers."""
+    import numpy as np
+
+    row: list[float] = np.frombuffer(vector, "<f4").tolist()
+    return row
+
+
+def _put(catalogue: Catalogue, chunks: Sequence[StoredChunk], vectors: bytes) -> list[Entry]:
+    return catalogue.put(chunks, unit_rows(vectors, catalogue.dimensions))
+
+
+def _remove_files(catalogue: Catalogue, path: Path) -> None:
+    catalogue.close()
+    for name in (f"{path.name}-wal", f"{path.name}-shm", path.name):
+        path.with_name(name).unlink(missing_ok=True)

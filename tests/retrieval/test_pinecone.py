@@ -1,0 +1,180 @@
+"""The ``pinecone`` store by the official SDK, against a stand-in on loopback: the service is out of reach here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pinecone._internal.config import RetryConfig
+from pinecone_standin import KEY, PineconeStandIn
+
+from appliance.plugin import (
+    AppContext,
+    Config,
+    ConfigError,
+    RetrievalUnavailable,
+    Scope,
+    StartError,
+    VectorStore,
+)
+from appliance.testing.contracts.vector_store import VectorStoreContract, chunk, vectors
+from appliance_retrieval.pinecone import PineconeSettings, make_store
+
+
+@pytest.fixture
+async def standin() -> PineconeStandIn:
+    return PineconeStandIn()
+
+
+@pytest.fixture
+async def url(standin: PineconeStandIn, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    monkeypatch.setattr(RetryConfig.__init__, "__defaults__", (0, *RetryConfig.__init__.__defaults__[1:]))
+    async with standin.serving() as url:
+        yield url
+
+
+def store_at(folder: Path, url: str, tenant: str | None = None, **given: Any) -> VectorStore:
+    context = AppContext(config=Config(folder=str(folder)), database=cast("Any", None), tenant=tenant)
+    return make_store(PineconeSettings(**{"api_key": KEY, "url": url, "timeout": 10.0} | given), context)
+
+
+class TestPinecone(VectorStoreContract):
+    @pytest.fixture
+    async def store(self, tmp_path: Path, url: str) -> AsyncIterator[VectorStore]:
+        store = store_at(tmp_path, url)
+        await store.start()
+        yield store
+        await store.stop()
+
+    @pytest.fixture
+    async def outage(self, standin: PineconeStandIn) -> Any:
+        async def begin() -> None:
+            standin.failing = 503
+
+        return begin
+
+
+async def fill(store: VectorStore, count: int = 3, collection: str = "vs_1") -> None:
+    await store.create(collection, 2)
+    await store.upsert(collection, [chunk(i) for i in range(count)], vectors(*((1, i) for i in range(count))))
+
+
+async def test_b5_tenant_and_readers_are_a_term_of_every_query_and_no_text_leaves(
+    tmp_path: Path, url: str, standin: PineconeStandIn
+) -> None:
+    store = store_at(tmp_path, url)
+    await store.start()
+    await store.create("vs_1", 2)
+    secret = chunk(0, "walrus secret", attributes={"project": "walrus"}, readers=("user:alice@example.org",))
+    await store.upsert("vs_1", [secret, chunk(1)], vectors((1, 0), (0, 1)))
+    found = await store.search_dense("vs_1", vectors((1, 0)), limit=5, scope=Scope())
+    assert [hit.chunk.position for hit in found] == [1]
+    queries = [body for path, body in standin.requests if path == "/query"]
+    assert queries
+    for body in queries:
+        assert body["filter"]["$and"][0]["access"]["$in"]
+        assert body["namespace"] == "vs_1"
+    told = str(standin.requests)
+    for word in ("walrus", "alice", "default", "project", "file-a"):
+        assert word not in told
+    await store.stop()
+
+
+async def test_b5_each_tenant_has_namespaces_of_its_own(tmp_path: Path, url: str, standin: PineconeStandIn) -> None:
+    for tenant in ("a", "b"):
+        store = store_at(tmp_path, url, tenant)
+        await store.start()
+        await fill(store)
+        await store.stop()
+    assert len(standin.namespaces) == 2
+    assert all(name.startswith("t_") and name.endswith("/vs_1") for name in standin.namespaces)
+
+
+async def test_collections_of_other_dimensions_get_an_index_of_their_own(
+    tmp_path: Path, url: str, standin: PineconeStandIn
+) -> None:
+    store = store_at(tmp_path, url, index="kb", cloud="gcp", region="europe-west4")
+    await store.start()
+    await store.create("vs_1", 2)
+    await store.create("vs_2", 3)
+    assert sorted(standin.indexes) == ["kb-2", "kb-3"]
+    spec = standin.indexes["kb-2"].spec.serverless
+    assert spec is not None
+    assert (spec.cloud, spec.region, standin.indexes["kb-2"].metric) == ("gcp", "europe-west4", "cosine")
+    await store.stop()
+
+
+async def test_sealing_waits_until_what_was_written_is_searched(
+    tmp_path: Path, url: str, standin: PineconeStandIn
+) -> None:
+    store = store_at(tmp_path, url)
+    await store.start()
+    standin.delayed = True
+    await fill(store)
+    standin.asked_while_behind.clear()
+    sealing = asyncio.create_task(store.seal("vs_1"))
+    await asyncio.wait_for(standin.asked_while_behind.wait(), 10)
+    assert not sealing.done()
+    standin.reconcile()
+    await asyncio.wait_for(sealing, 10)
+    assert len(await store.search_dense("vs_1", vectors((1, 0)), limit=5, scope=Scope())) == 3
+    await store.stop()
+
+
+async def test_what_is_not_searched_in_time_is_retrieval_unavailable_and_waited_for_again(
+    tmp_path: Path, url: str, standin: PineconeStandIn
+) -> None:
+    store = store_at(tmp_path, url, seal_timeout=0.01)
+    await store.start()
+    standin.delayed = True
+    await fill(store)
+    for _ in range(2):
+        with pytest.raises(RetrievalUnavailable, match="has not taken in"):
+            await store.seal("vs_1")
+    await store.stop()
+
+
+async def test_large_writes_and_deletions_stay_within_the_limits_of_a_request(
+    tmp_path: Path, url: str, standin: PineconeStandIn
+) -> None:
+    store = store_at(tmp_path, url)
+    await store.start()
+    await store.create("vs_1", 1536)
+    rows = [chunk(i) for i in range(200)]
+    await store.upsert("vs_1", rows, vectors(*[[0.1234567 + i] * 1536 for i in range(200)]))
+    assert await store.count("vs_1") == len(standin.namespaces["vs_1"]) == 200
+    assert sum(path == "/vectors/upsert" for path, _ in standin.requests) > 1
+    await store.create("vs_2", 2)
+    await store.upsert("vs_2", [chunk(i) for i in range(2500)], vectors(*[(1, i) for i in range(2500)]))
+    await store.delete_file("vs_2", "file-a")
+    assert standin.namespaces["vs_2"] == {}
+    await store.drop("vs_1")
+    assert "vs_1" not in standin.namespaces
+    await store.stop()
+
+
+async def test_a_wrong_key_stops_the_start_with_the_setting(tmp_path: Path, url: str) -> None:
+    store = store_at(tmp_path, url, api_key="pc-wrong-secret")
+    with pytest.raises(StartError, match=r"answered 401.*plugin\.pinecone\.api_key") as refused:
+        await store.start()
+    assert "pc-wrong-secret" not in str(refused.value)
+    with pytest.raises(RetrievalUnavailable):
+        await store.count("vs_1")
+
+
+async def test_a_service_that_cannot_be_reached_stops_the_start(tmp_path: Path, url: str) -> None:
+    store = store_at(tmp_path, "http://127.0.0.1:9")
+    with pytest.raises(StartError, match=r"plugin\.pinecone\.api_key and url"):
+        await store.start()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"api_key": ""}, r"plugin\.pinecone\.api_key"), ({"url": "http://api.example.org"}, r"plugin\.pinecone\.url")],
+)
+def test_settings_that_cannot_work_name_the_field(tmp_path: Path, given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        store_at(tmp_path, **{"url": "https://api.pinecone.io"} | given)
