@@ -57,6 +57,8 @@ class ServerConfig(Strict, frozen=True):
     """Serve other machines although no authentication is set up."""
     allowed_hosts: tuple[str, ...] = ()
     """While nobody is asked for a key: further names that ``Host`` may hold; ``*`` allows all."""
+    enforce_allowed_hosts: bool = False
+    """Ask the same of callers with a credential, and of the routes that need none."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose word about the client is taken, as ``10.0.0.0/8``."""
     forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"

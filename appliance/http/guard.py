@@ -18,7 +18,7 @@ from appliance.audit.trail import Trail
 from appliance.credentials import KEY_HEADERS
 from appliance.errors import BadRequest, InvalidCredentials
 from appliance.http.addresses import client_address, is_proxy, peer_of
-from appliance.http.hosts import check_host
+from appliance.http.hosts import check_host, check_page
 from appliance.http.request_id import request_id_of
 from appliance.http.requests import runtime
 from appliance.permissions import PUBLIC
@@ -49,6 +49,8 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     pipeline = runtime(connection).pipeline
     if len(headers) < len(raw):
         _check_repeated([name for name, _ in raw], pipeline.trail)
+    if server.enforce_allowed_hosts:
+        check_host(headers, server)
     headers[":method"] = cast("Any", scope)["method"]  # as HTTP/2 has it; no header of HTTP/1.1 can have this name
     action = handler.opt.get(OTHER_ACTIONS, _NONE).get(headers[":method"]) or handler.opt.get(ACTION)
     if action == PUBLIC:
@@ -57,7 +59,7 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     principal = await pipeline.authenticate(headers, scope["query_string"])
     scope["user"] = principal
     if principal is ANONYMOUS:
-        check_host(headers[":method"], headers, server)
+        check_page(headers[":method"], headers, server)
     # The hot routes ask for their model in the pipeline.
     if action != "models.use":
         await pipeline.authorize(principal, str(action), scope["path"])

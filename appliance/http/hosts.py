@@ -1,4 +1,4 @@
-"""Keeps web pages out while nobody is asked for a key.
+"""Keeps web pages out while nobody is asked for a key, and where the configuration says so always.
 
 A page in the browser of somebody on this machine can reach ``localhost``: under its own name, once that name resolves
 to 127.0.0.1 (DNS rebinding), or by a form. The first shows in ``Host``, the second in ``Origin``.
@@ -12,14 +12,30 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from appliance.config import ServerConfig
-from appliance.errors import Forbidden
+from appliance.errors import BadRequest, Forbidden
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/?#@]+)(?::\d+)?")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
-def check_host(method: str, headers: Mapping[str, str], server: ServerConfig) -> None:
-    """Raises Forbidden for a request that a foreign page may have made."""
+def check_host(headers: Mapping[str, str], server: ServerConfig) -> None:
+    """``server.enforce_allowed_hosts``: names are compared literally, and with ``Host`` alone.
+
+    Raises:
+        BadRequest: there is no host; RFC 9112 section 3.2 wants one. Forbidden: another host is meant.
+    """
+    host = headers.get("host")
+    if host is None:
+        raise BadRequest("the header Host is missing; send it, a proxy must pass it on", code="missing_host")
+    if not _is_ours(host, server):
+        raise Forbidden(
+            f"the host {host[:80]!r} is not served; use another name or add it to server.allowed_hosts",
+            code="host_not_allowed",
+        )
+
+
+def check_page(method: str, headers: Mapping[str, str], server: ServerConfig) -> None:
+    """Raises Forbidden for a request without a credential that a foreign page may have made."""
     host = headers.get("host")
     if host is not None and not _is_ours(host, server):
         raise Forbidden(

@@ -1,8 +1,11 @@
 """Who may call while nobody is asked for a key: no page from elsewhere on the web (G7)."""
 
+import json
+from contextlib import asynccontextmanager
+
 import pytest
 from inline import Everything, provides
-from loopback import assert_openai_error, box
+from loopback import assert_openai_error, box, raw_answer
 
 from appliance.plugin import Principal
 
@@ -55,7 +58,69 @@ async def test_local_pages_and_configured_origins_may_call(tmp_path, origin):
     assert response.status_code == 200
 
 
-async def test_with_a_key_any_host_name_is_served(tmp_path):
+async def test_with_a_key_any_host_name_is_served_unless_hosts_are_enforced(tmp_path):
     async with box(tmp_path, keys=provides(authenticators=[OneKey()], authorizers=[Everything()])) as served:
         headers = {"host": "evil.example", "origin": "http://evil.example"}
         assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
+
+
+NOT_LITERALLY = [
+    "exampleXcom", "example.com.evil.net", "evil-example.com", "sub.example.com", "example.co", "xample.com",
+    "example.com@evil.net", "example.com evil.net", "example.com/evil.net", "example.com#", "example.com\\evil.net",
+    "[example.com]", "example%2ecom", "", ":443", "example.com:evil",
+]  # fmt: skip
+REFUSED = [(403, "host_not_allowed"), (400, "invalid_request")]
+"""The second by the parser, which knows characters that no host has."""
+ROUTES = [("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/livez"), ("GET", "/openapi.json")]
+ENFORCED = {"server": {"allowed_hosts": ["Example.com"], "enforce_allowed_hosts": True}}
+FORWARDED = "x-forwarded-host: example.com\r\nforwarded: host=example.com\r\n"
+
+
+@asynccontextmanager
+async def enforcing(folder):
+    """With keys, and behind a proxy that is trusted."""
+    config = {"server": ENFORCED["server"] | {"trusted_proxies": ["127.0.0.1"]}}
+    plugins = {"keys": provides(authenticators=[OneKey()], authorizers=[Everything()])}
+    async with box(folder, config=config, **plugins) as served:
+        yield served
+
+
+async def told(served, method, path, head):
+    """Status and code of a request with this head, written as it is."""
+    request = f"{method} {path} HTTP/1.1\r\n{head}content-length: 0\r\n\r\n"
+    status, _, body = await raw_answer(served.url, request.encode())
+    return status, json.loads(body).get("error", {}).get("code")
+
+
+async def test_A18_enforced_hosts_are_compared_letter_by_letter_also_with_a_key(tmp_path):
+    async with enforcing(tmp_path) as served:
+        for method, path in ROUTES:
+            for host in ("example.com", "EXAMPLE.com:8443", "example.com.", "localhost", "127.0.0.1:1"):
+                assert (await told(served, method, path, f"host: {host}\r\n"))[1] != "host_not_allowed", (path, host)
+            for host in NOT_LITERALLY:
+                assert await told(served, method, path, f"host: {host}\r\n") in REFUSED, (path, host)
+
+
+async def test_A18_only_host_says_which_host_is_meant(tmp_path):
+    async with enforcing(tmp_path) as served:
+        for method, path in ROUTES:
+            assert await told(served, method, path, FORWARDED) == (400, "missing_host")
+            foreign = await told(served, method, path, f"host: evil.net\r\n{FORWARDED}")
+            assert foreign == (403, "host_not_allowed")
+            for twice in ("host: example.com\r\nhost: evil.net\r\n", "host: evil.net\r\nHost: example.com\r\n"):
+                assert await told(served, method, path, twice) == (400, "repeated_header")
+
+
+async def test_A18_a_host_that_is_refused_never_gets_to_the_question_who_calls(tmp_path):
+    asked = []
+
+    class Asked(OneKey):
+        async def authenticate(self, headers):
+            asked.append(headers["host"])
+            return await super().authenticate(headers)
+
+    plugins = {"keys": provides(authenticators=[Asked()], authorizers=[Everything()])}
+    async with box(tmp_path, config=ENFORCED, **plugins) as served:
+        for host in ("evil.net", "example.com"):
+            await served.client.get("/v1/models", headers={"host": host})
+    assert asked == ["example.com"]
