@@ -114,15 +114,22 @@ async def hello(exchange: Exchange) -> None:
 
 
 def hello_events(exchange: Exchange) -> list[bytes]:
-    pieces = [choice(exchange, text) for text in ("", "Hello", " there.")]
-    return [*pieces, choice(exchange, "", "stop"), usage(exchange), b"data: [DONE]\n\n"]
+    said = (("", None), ("Hello", None), (" there.", None), ("", "stop"))
+    pieces = [choice(exchange, text, reason, i) for i in range(_choices(exchange)) for text, reason in said]
+    return [*pieces, usage(exchange), b"data: [DONE]\n\n"]
 
 
-def choice(exchange: Exchange, text: str, reason: str | None = None) -> bytes:
+def _choices(exchange: Exchange) -> int:
+    """``n`` for each prompt."""
+    prompt = exchange.body.get("prompt")
+    return (exchange.body.get("n") or 1) * (len(prompt) if isinstance(prompt, list) else 1)
+
+
+def choice(exchange: Exchange, text: str, reason: str | None = None, index: int = 0) -> bytes:
     """One event with a piece of text."""
     chat = exchange.path.endswith("/chat/completions")
     piece = {"delta": {"content": text}} if chat else {"text": text}
-    return event({**_base(exchange), "choices": [{"index": 0, **piece, "finish_reason": reason}]})
+    return event({**_base(exchange), "choices": [{"index": index, **piece, "finish_reason": reason}]})
 
 
 def usage(exchange: Exchange) -> bytes:
@@ -145,7 +152,7 @@ def _answer(exchange: Exchange) -> dict[str, Any]:
     return {
         **_base(exchange),
         "object": "chat.completion" if chat else "text_completion",
-        "choices": [{"index": 0, **text, "finish_reason": "stop"}],
+        "choices": [{"index": i, **text, "finish_reason": "stop"} for i in range(_choices(exchange))],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     }
 

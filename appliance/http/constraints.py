@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,13 +28,26 @@ STRUCTURED = (
 _size = msgspec.json.Encoder().encode
 
 
-def check_constraints(response_format: Mapping[str, Any] | None, structured: Mapping[str, Any] | None) -> None:
-    """Refuse what is too large to compile. ``wire.check_depth`` comes first. Raises BadRequest naming the field."""
+def check_constraints(
+    response_format: Mapping[str, Any] | None,
+    structured: Mapping[str, Any] | None,
+    tools: Sequence[Any] | None = None,
+    functions: Sequence[Any] | None = None,
+) -> None:
+    """Refuse what is too large to compile: a tool that must be called is compiled too.
+
+    ``wire.check_depth`` comes first. Raises BadRequest naming the field.
+    """
     for name in structured or ():
         if name not in STRUCTURED:
             where = f"structured_outputs.{name[:40]}"
             raise BadRequest(f"{where} is not known; known are {', '.join(STRUCTURED)}", param=where)
-    for param, value in (("response_format", response_format), ("structured_outputs", structured)):
+    for param, value in (
+        ("response_format", response_format),
+        ("structured_outputs", structured),
+        *((f"tools[{i}]", tool) for i, tool in enumerate(tools or ())),
+        *((f"functions[{i}]", function) for i, function in enumerate(functions or ())),
+    ):
         if not value:
             continue
         if len(_size(value)) > MAX_BYTES:
@@ -49,6 +62,8 @@ def _patterns(value: Any) -> Iterator[str]:
         for key, item in value.items():
             if key in ("pattern", "regex", "whitespace_pattern") and isinstance(item, str):
                 yield item
+            if key == "patternProperties" and isinstance(item, dict):
+                yield from item
             yield from _patterns(item)
     elif isinstance(value, list):
         for item in value:

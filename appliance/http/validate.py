@@ -223,7 +223,12 @@ def _check_sampling(request: ChatRequest | CompletionRequest, limits: LimitsConf
         value = getattr(request, name, None)
         if value:
             check_depth(value, name)
-    check_constraints(getattr(request, "response_format", None), request.structured_outputs)
+    check_constraints(
+        getattr(request, "response_format", None),
+        request.structured_outputs,
+        getattr(request, "tools", None),
+        getattr(request, "functions", None),
+    )
 
 
 def _check_tokens(value: int | None, name: str, limits: LimitsConfig) -> None:

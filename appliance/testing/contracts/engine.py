@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from appliance.errors import BadRequest
@@ -110,6 +111,16 @@ class EngineContract:
         streamed = "".join(choice["text"] for chunk in chunks for choice in chunk.body["choices"])
         assert plain.body["object"] == "text_completion"
         assert streamed == plain.body["choices"][0]["text"]
+
+    async def test_several_prompts_are_answered_each_under_places_of_its_own(self, engine: Engine) -> None:
+        asked = self.completion_call().request
+        request = msgspec.structs.replace(asked, prompt=[self.prompt, self.prompt], n=2, temperature=1.0)
+        call = Call(id=uuid4().hex, operation="completion", model=self.model, request=request)
+        (plain,) = await collect(await generate(engine, call))
+        streamed = msgspec.structs.replace(call, request=msgspec.structs.replace(request, stream=True), stream=True)
+        chunks = await collect(await generate(engine, streamed))
+        ended = [c["index"] for chunk in chunks for c in chunk.body["choices"] if c.get("finish_reason")]
+        assert sorted(choice["index"] for choice in plain.body["choices"]) == sorted(ended) == [0, 1, 2, 3]
 
     async def test_streams_side_by_side_do_not_mix(self, engine: Engine) -> None:
         calls = [self.chat_call(stream=True) for _ in range(3)]

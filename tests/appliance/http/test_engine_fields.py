@@ -9,6 +9,7 @@ import pytest
 from every_route import GENERATING, label
 from loopback import assert_openai_error, raw_answer, request_bytes, sse_events
 
+from appliance.http.media import MediaRoute
 from appliance.http.routes import TABLE
 from appliance.testing import Emit, Fail
 
@@ -24,7 +25,10 @@ ENGINE_FIELDS = {
 }  # fmt: skip
 """Of vLLM and its kin; each is a door to memory, files, templates or other people's requests."""
 PARTS = ("prompt_embeds", "image_embeds", "audio_embeds", "tensor", "image_pil")
-STREAMING = [entry for entry in TABLE if "text/event-stream" in entry.media]
+STREAMING = [
+    entry for entry in TABLE if "text/event-stream" in entry.media and not isinstance(entry.handler, MediaRoute)
+]
+"""Those of sound and pictures have tests of their own (test_media.py)."""
 CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
@@ -102,6 +106,30 @@ async def test_C7_schemas_have_bounds_on_every_chat_route(box, schema):
             error = reply.json()["error"]
             assert error["param"] == named.get(path, "output_config.format")
             assert error["message"].startswith(error["param"])
+        assert not b.engine.diaries
+
+
+LARGE_SCHEMAS = [
+    {"properties": {"a": {"type": "string", "pattern": "(a+)+b" * 1000}}},
+    {"properties": {"a": {"enum": ["x" * 1000] * 300}}},
+    {"patternProperties": {"(a+)+b" * 1000: {}}},
+]
+
+
+@pytest.mark.parametrize("schema", LARGE_SCHEMAS, ids=["pattern", "size", "pattern of names"])
+async def test_C7_schemas_of_tools_have_the_same_bounds_on_every_chat_route(box, schema):
+    schema = {"type": "object", **schema}
+    forms = {
+        "/v1/chat/completions": {"function": {"name": "f", "parameters": schema}, "type": "function"},
+        "/v1/responses": {"type": "function", "name": "f", "parameters": schema},
+        "/v1/messages": {"name": "f", "input_schema": schema},
+    }
+    async with box() as b:
+        for path, tool in forms.items():
+            reply = await b.client.post(path, json=GENERATING[path] | {"tools": [tool]})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0]"), path
+        functions = [{"name": "f", "parameters": schema}]
+        assert_openai_error(await b.chat(functions=functions), 400, "functions[0]")
         assert not b.engine.diaries
 
 
