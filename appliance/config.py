@@ -168,6 +168,10 @@ class TenantConfig(Strict, frozen=True):
     """Names of models; others do not exist for the tenant."""
     stores: tuple[str, ...] | None = None
     """Names or ids of its vector stores that its callers may reach."""
+    max_stored_bytes: Count | None = None
+    """Instead of ``limits.max_stored_bytes``."""
+    max_stored_objects: Count | None = None
+    """Instead of ``limits.max_stored_objects``."""
 
 
 class AuthConfig(Strict, frozen=True):
@@ -207,6 +211,10 @@ class LimitsConfig(Strict, frozen=True):
     max_batch_requests: Count = 50_000
     batch_concurrency: Count = 16
     """Requests of batches that one server works on at once."""
+    max_stored_bytes: Count | None = None
+    """Bytes of files and parts of uploads that one tenant may keep."""
+    max_stored_objects: Count | None = None
+    """Files, uploads, vector stores, responses, conversations, their items, chats and batches that it may keep."""
 
 
 class ObservabilityConfig(Strict, frozen=True):

@@ -21,6 +21,7 @@
         |-- TooLarge           413
         |-- UnsupportedMedia   415
         |-- RateLimited        429
+        |   `-- QuotaExceeded
         |-- EngineError        502: the engine answered with something unusable, or broke off
         |-- Unavailable        503: try again
         |   |-- EngineUnavailable
@@ -206,6 +207,15 @@ class RateLimited(RequestError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+
+
+class QuotaExceeded(RateLimited):
+    """429: the tenant keeps as much as it may. Waiting does not help, which official clients are told."""
+
+    code = "insufficient_quota"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
 
 
 class EngineError(RequestError):

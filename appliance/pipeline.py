@@ -275,9 +275,13 @@ class Pipeline:
         Raises what admitters raise, as RateLimited.
         """
         admissions: list[Admission] = []
-        async with AsyncExitStack() as held:
-            await self._admit(call, CallRecord(call=call), held, admissions)
-            yield _headers(admissions)
+        try:
+            async with AsyncExitStack() as held:
+                await self._admit(call, CallRecord(call=call), held, admissions)
+                yield _headers(admissions)
+        except RequestError as error:
+            error.headers = {**_headers(admissions), **error.headers}
+            raise
 
     @asynccontextmanager
     async def _run(

@@ -34,6 +34,7 @@ from appliance.models.store import open_store
 from appliance.pipeline import Pipeline
 from appliance.plugins import Plugins
 from appliance.protocols import Engine, HealthCheck
+from appliance.quotas import Quotas
 from appliance.recording import Recording
 from appliance.responses.background import BackgroundResponses
 from appliance.responses.service import Responses
@@ -60,6 +61,7 @@ class Runtime:
     models: Models
     pipeline: Pipeline
     knowledge: Knowledge | None
+    quotas: Quotas
     responses: Responses
     background: BackgroundResponses
     batches: BackgroundBatches
@@ -222,7 +224,8 @@ def build(
     knowledge = _knowledge(plugins, context, config_path, in_process=in_process)
     models = build_models(config, plugins.engines(), context, open_store(config, plugins.model_sources()), knowledge)
     pipeline = _pipeline(plugins, models, knowledge, context)
-    responses = Responses(pipeline, models, database, config.limits)
+    quotas = Quotas.of(config, database)
+    responses = Responses(pipeline, models, database, config.limits, quotas)
     blobs = BlobStore(config.data_path / "files")
 
     async def ask(path: str, body: bytes, principal: Principal, request_id: str) -> Answered:
@@ -238,6 +241,7 @@ def build(
         models=models,
         pipeline=pipeline,
         knowledge=knowledge,
+        quotas=quotas,
         responses=responses,
         background=BackgroundResponses(responses, database),
         batches=BackgroundBatches(config, database, blobs, models, ask),

@@ -21,7 +21,8 @@ MediaTask: TypeAlias = Literal[
 ]
 """What is asked of models that hear, speak or draw."""
 Operation: TypeAlias = (
-    MediaTask | Literal["chat", "completion", "embeddings", "moderation", "rerank", "score", "search", "tokenize"]
+    MediaTask
+    | Literal["chat", "completion", "embeddings", "moderation", "rerank", "score", "search", "tokenize", "write"]
 )
 Outcome: TypeAlias = Literal["success", "error", "aborted", "refused"]
 Fusion: TypeAlias = Literal["scores", "ranks"]

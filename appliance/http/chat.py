@@ -66,6 +66,7 @@ class ModelRoute(Route):
     async def _serve_kept(self, call: Call, runtime: Runtime, reply: Reply) -> None:
         """The same, and the answer is stored before its last bytes go out."""
         await runtime.pipeline.authorize(call.principal, "responses.write", call.model)
+        await runtime.quotas.check(call.principal.tenant)
         keeping = Keeping(call)
         payload = b""
         async with runtime.pipeline.answer(call, self.path) as answer:

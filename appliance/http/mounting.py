@@ -12,6 +12,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from appliance.errors import MethodNotAllowed
 from appliance.http import audit, hot, openapi
+from appliance.http.admitting import admitted
 from appliance.http.errors import FORM
 from appliance.http.guard import ACTION, OTHER_ACTIONS
 from appliance.http.idempotency import idempotent
@@ -80,6 +81,8 @@ def _wrapped(entry: Entry) -> Handler:
     if isinstance(entry.handler, hot.Route):
         raise TypeError(f"{entry.path} is a hot route")
     handler = audit.reporting(entry.handler, entry.audit) if entry.audit else entry.handler
+    if entry.method == "POST" and entry.action.endswith(".write"):
+        handler = admitted(handler, keeps=entry.keeps, uploads=entry.form is not None)
     if openapi.takes_key(entry):
         handler = idempotent(handler)
     return _with_headers(handler)

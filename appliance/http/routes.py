@@ -66,6 +66,8 @@ class Entry:
 
     ``body`` is JSON, ``form`` a multipart form, ``query`` its parameters, ``media`` the types of its success.
 
+    ``keeps``: it makes an object that its tenant keeps, which quotas count.
+
     ``audit`` is what the audit log calls it, one of ``appliance.audit.ACTIONS``; ``None`` where it tells nothing.
     """
 
@@ -80,6 +82,7 @@ class Entry:
     query: type[Any] | None = None
     form: type[Any] | None = None
     media: tuple[str, ...] = (JSON,)
+    keeps: bool = False
 
 
 _hot = {route.path: route for route in (*chat.HOT_ROUTES, responses.RESPONSES_ROUTE, messages.MESSAGES_ROUTE)}
@@ -149,7 +152,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", f"{_RESPONSE}/input_items", "responses.read", "List a response's input",
           responses.list_input_items, returns=answers.Listing[answers.Item], query=Page),
     Entry("POST", _CONVERSATIONS, "responses.write", "Create a conversation", conversations.create_conversation,
-          body=conversations.CreateConversation, returns=conversations.ConversationObject),
+          body=conversations.CreateConversation, returns=conversations.ConversationObject, keeps=True),
     Entry("GET", _CONVERSATION, "responses.read", "Get a conversation", conversations.get_conversation,
           returns=conversations.ConversationObject),
     Entry("POST", _CONVERSATION, "responses.write", "Change a conversation", conversations.update_conversation,
@@ -157,7 +160,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("DELETE", _CONVERSATION, "responses.write", "Delete a conversation", conversations.delete_conversation,
           returns=objects.Deleted),
     Entry("POST", f"{_CONVERSATION}/items", "responses.write", "Add items", conversations.create_items,
-          body=conversations.CreateItems, returns=answers.Listing[answers.Item]),
+          body=conversations.CreateItems, returns=answers.Listing[answers.Item], keeps=True),
     Entry("GET", f"{_CONVERSATION}/items", "responses.read", "List items", conversations.list_items,
           returns=answers.Listing[answers.Item], query=Page),
     Entry("GET", _ITEM, "responses.read", "Get an item", conversations.get_item, returns=answers.Item),
@@ -175,7 +178,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model,
           returns=models.ModelObject),
     Entry("POST", _FILES, "files.write", "Upload a file", files.upload_file, returns=objects.FileObject,
-          audit="files.create", form=answers.UploadForm),
+          audit="files.create", form=answers.UploadForm, keeps=True),
     Entry("GET", _FILES, "files.read", "List files", files.list_files,
           returns=answers.Listing[objects.FileObject], query=files.FilePage),
     Entry("GET", _FILE, "files.read", "Get a file", files.get_file, returns=objects.FileObject),
@@ -184,15 +187,15 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", f"{_FILE}/content", "files.read", "Download a file", files.download_file,
           returns=answers.Binary, audit="files.download", media=("application/octet-stream",)),
     Entry("POST", "/v1/uploads", "files.write", "Begin an upload in parts", part_uploads.create_upload,
-          body=objects.CreateUpload, returns=objects.UploadObject, audit="uploads.create"),
+          body=objects.CreateUpload, returns=objects.UploadObject, audit="uploads.create", keeps=True),
     Entry("POST", f"{_UPLOAD}/parts", "files.write", "Upload a part", part_uploads.add_part,
-          returns=objects.UploadPartObject, form=answers.PartForm, audit="uploads.part"),
+          returns=objects.UploadPartObject, form=answers.PartForm, audit="uploads.part", keeps=True),
     Entry("POST", f"{_UPLOAD}/complete", "files.write", "Make a file of the parts", part_uploads.complete_upload,
           body=objects.CompleteUpload, returns=objects.UploadObject, audit="uploads.complete"),
     Entry("POST", f"{_UPLOAD}/cancel", "files.write", "Cancel an upload", part_uploads.cancel_upload,
           returns=objects.UploadObject, audit="uploads.cancel"),
     Entry("POST", _STORES, "stores.write", "Create a vector store", vector_stores.create_store,
-          body=objects.CreateVectorStore, returns=_STORE, audit="stores.create"),
+          body=objects.CreateVectorStore, returns=_STORE, audit="stores.create", keeps=True),
     Entry("GET", _STORES, "stores.read", "List vector stores", vector_stores.list_stores,
           returns=answers.Listing[objects.VectorStoreObject], query=Page),
     Entry("GET", _ONE, "stores.read", "Get a vector store", vector_stores.get_store, returns=_STORE),
@@ -222,7 +225,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", f"{_BATCH}/files", "stores.read", "List a batch's files", file_batches.list_batch_files,
           returns=answers.Listing[objects.StoreFileObject], query=store_files.MemberPage),
     Entry("POST", _JOBS, "batches.write", "Start a batch", batches.create_batch, body=batches.CreateBatch,
-          returns=batches.BatchObject, audit="batches.create"),
+          returns=batches.BatchObject, audit="batches.create", keeps=True),
     Entry("GET", _JOBS, "batches.read", "List batches", batches.list_batches,
           returns=answers.Listing[batches.BatchObject], query=Page),
     Entry("GET", _JOB, "batches.read", "Get a batch", batches.get_batch, returns=batches.BatchObject),

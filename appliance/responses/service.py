@@ -12,6 +12,7 @@ from appliance.config import LimitsConfig
 from appliance.errors import BadRequest, NotFound
 from appliance.http import validate
 from appliance.models.inputs import check_parts
+from appliance.quotas import Quotas
 from appliance.responses.events import encoded
 from appliance.responses.items import parts_of, read_input
 from appliance.responses.output import Json, ResponseBuilder, new_response
@@ -65,6 +66,7 @@ class Responses:
     models: Models
     database: Database
     limits: LimitsConfig
+    quotas: Quotas
 
     async def prepare(
         self,
@@ -78,10 +80,13 @@ class Responses:
         Raises:
             BadRequest: naming the field. NotFound: what it continues is not there for this caller.
             Forbidden: the caller may not use the model, go on from what is stored, or store the answer.
+            QuotaExceeded: there is no room to store it.
         """
         check(request)
         model = self.models.resolve_chat(request.model, principal)
         await self._authorize(request, principal)
+        if response_id is None and (request.stored or request.conversation_id is not None):
+            await self.quotas.check(principal.tenant)
         new = read_input(request.input) if given is None else given
         check_parts(model.name, model.inputs, parts_of(new))
         items = _resolved(await self._before(request, principal), new)

@@ -18,7 +18,7 @@ class StoredResponse(Tenanted, Base):
     """
 
     __tablename__ = "responses"
-    __table_args__ = (Index(None, "created_us"), Index(None, "status", "lease_expires"))
+    __table_args__ = (Index(None, "created_us"), Index(None, "status", "lease_expires"), Index(None, "tenant"))
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     user: Mapped[str | None] = mapped_column(String(512))
@@ -36,6 +36,8 @@ class StoredResponse(Tenanted, Base):
     attempts: Mapped[int] = mapped_column(Integer, default=0)
     lease_expires: Mapped[int] = mapped_column(BigInteger, default=0)
     """Background only: whoever runs it says so until then."""
+    context: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Characters, as JSON, of what it said and of all that it goes on from."""
 
 
 class ResponseEvents(Tenanted, Base):
@@ -58,6 +60,7 @@ class Conversation(Tenanted, Base):
     """Items that responses add to."""
 
     __tablename__ = "conversations"
+    __table_args__ = (Index(None, "tenant"),)
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     user: Mapped[str | None] = mapped_column(String(512))
@@ -69,7 +72,7 @@ class ConversationItem(Tenanted, Base):
     """One item; ``created_us`` orders the items of a conversation and is unique in it."""
 
     __tablename__ = "conversation_items"
-    __table_args__ = (Index(None, "conversation_id", "created_us"),)
+    __table_args__ = (Index(None, "conversation_id", "created_us"), Index(None, "tenant"))
 
     conversation_id: Mapped[str] = mapped_column(
         String(64), ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True

@@ -12,7 +12,7 @@ class PendingUpload(Tenanted, Base):
     """A file that comes in parts. ``user`` as in ``StoredResponse``; times are whole seconds."""
 
     __tablename__ = "uploads"
-    __table_args__ = (Index(None, "status", "expires_at"),)
+    __table_args__ = (Index(None, "status", "expires_at"), Index(None, "tenant"))
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     user: Mapped[str | None] = mapped_column(String(512))
@@ -34,6 +34,7 @@ class UploadPart(Tenanted, Base):
     """One part; its bytes lie in the blob store under the same id until the upload is over."""
 
     __tablename__ = "upload_parts"
+    __table_args__ = (Index(None, "tenant"),)
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     upload_id: Mapped[str] = mapped_column(String(64), ForeignKey("uploads.id", ondelete="CASCADE"), index=True)
