@@ -140,22 +140,27 @@ async def database_file(hold: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "what writes": lambda: client.post("/v1/conversations", json={"items": [item]}),
         }
 
-        def stop_growing(connection: Any, _: object) -> None:
-            connection.execute("PRAGMA max_page_count = 1")  # SQLite takes what there is now
+        pages = 2**30
+
+        def bounded(connection: Any, *_: object) -> None:
+            cursor = connection.cursor()
+            cursor.execute(f"PRAGMA max_page_count = {pages}")
+            cursor.close()
 
         async def locked() -> None:
             other.execute("BEGIN IMMEDIATE")
 
         async def full() -> None:
-            event.listen(engine.sync_engine, "connect", stop_growing)
-            await engine.dispose()
+            nonlocal pages
+            pages = 1  # SQLite takes as many as there are now
 
         async def heal() -> None:
+            nonlocal pages
+            pages = 2**30
             if other.in_transaction:
                 other.execute("ROLLBACK")
-            if event.contains(engine.sync_engine, "connect", stop_growing):
-                event.remove(engine.sync_engine, "connect", stop_growing)
-                await engine.dispose()
+
+        event.listen(engine.sync_engine, "checkout", bounded)
 
         yield Scene(asks, {"locked by another program": locked, "its disk is full": full}, heal)
         other.close()
