@@ -1,4 +1,4 @@
-"""Four server processes on one database (case O-16): what happens to a key is soon true in each."""
+"""Four server processes on one PostgreSQL (case O-16): what happens to a key is soon true in each."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture(scope="module")
-def configs(tmp_path_factory):
+def configs(tmp_path_factory, postgres):
     """One for each replica: a folder of its own, the database of all."""
-    folder = tmp_path_factory.mktemp("replicas")
+    folder, database = tmp_path_factory.mktemp("replicas"), postgres.database()
     paths = [folder / f"replica-{i}.yaml" for i in range(REPLICAS)]
     for path in paths:
-        shared = {"database": f"sqlite+aiosqlite:///{folder / 'shared.db'}", "data_dir": path.stem}
-        path.write_text(yaml.safe_dump(CONFIG | shared))
+        path.write_text(yaml.safe_dump(CONFIG | {"database": database, "data_dir": path.stem}))
     return paths
 
 
