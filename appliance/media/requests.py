@@ -185,6 +185,9 @@ class ImageVariationRequest(MediaRequest, kw_only=True):
 
 def check(request: MediaRequest) -> None:
     """What types cannot express. Raises BadRequest naming the field."""
+    for field in msgspec.structs.fields(type(request)):
+        if any(not file.content for file in _attached(getattr(request, field.name))):
+            raise BadRequest(f"{field.encode_name} is empty; send a file with something in it", param=field.encode_name)
     if isinstance(request, ImageEditRequest) and (request.image is UNSET) == (request.images is UNSET):
         raise BadRequest("send one picture as image, or several as image[]", param="image")
     if isinstance(request, SpeechRequest):
