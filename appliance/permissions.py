@@ -27,6 +27,7 @@ PERMISSIONS: Mapping[str, str] = {
     "stores.read": "list vector stores and their files",
     "stores.search": "search vector stores, also from a chat",
     "stores.write": "create, fill, change and delete vector stores",
+    "stores.reindex": "change what embeds a vector store",
     "access.manage": "say who may see a document, and manage those of others; searches stay one's own",
     "scores.read": "get scores with search results, and raw vectors",
     "responses.read": "get stored answers",

@@ -169,6 +169,18 @@ class Runtime:
         results = await asyncio.gather(*(_check(check) for check in checks.values()))
         return found | {name: text for name, text in zip(checks, results, strict=True) if text}
 
+    async def warnings(self) -> dict[str, str]:
+        """What somebody should look at although requests can be answered, by part."""
+        if self.knowledge is None or not self.knowledge.ready:
+            return {}
+        try:
+            async with asyncio.timeout(2):
+                number = await self.knowledge.unserved()
+        except (TimeoutError, ApplianceError):
+            return {}  # ``ill`` says what is wrong
+        told = f"{number} hold vectors of models that are not configured; see appliance stores status"
+        return {"vector_stores": told} if number else {}
+
     async def _database_problem(self) -> None:
         await self.database.ping()
 

@@ -156,6 +156,12 @@ _SHOWN_BY: Mapping[str, Mapping[str, str]] = {
     f"{_FILES}/test_completions.py::test_lists_are_paged_and_narrowed": {
         "GET /v1/chat/completions": "limit order after before model metadata"
     },
+    f"{_FILES}/test_reindex.py::test_o24_a_model_is_changed_and_changed_back_over_http": {
+        "POST /v1/vector_stores/{vector_store_id}/reindex": "step embedder keep_days"
+    },
+    f"{_FILES}/test_reindex.py::test_a_file_that_cannot_be_indexed_again_is_left_out_if_that_is_asked_for": {
+        "POST /v1/vector_stores/{vector_store_id}/reindex": "skip_failed"
+    },
     f"{_RESPONSES}::test_a_stream_has_typed_events_that_join_to_the_stored_response": {"POST /v1/responses": "stream"},
     f"{_RESPONSES}::test_what_was_said_before_comes_before_the_new_input": {
         "POST /v1/responses": "previous_response_id instructions"

@@ -169,6 +169,7 @@ _BODIES: Mapping[str, Any] = {
     "/v1/uploads/{upload_id}/complete": lambda known: {"part_ids": ["part_none"]},
     "/v1/vector_stores": lambda known: {},
     "/v1/vector_stores/{vector_store_id}": lambda known: {},
+    "/v1/vector_stores/{vector_store_id}/reindex": lambda known: {"embedder": "words"},
     "/v1/vector_stores/{vector_store_id}/search": lambda known: {"query": "hi"},
     "/v1/vector_stores/{vector_store_id}/files": lambda known: {"file_id": known["file_id"]},
     "/v1/vector_stores/{vector_store_id}/files/{file_id}": lambda known: {"attributes": {}},

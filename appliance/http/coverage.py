@@ -168,6 +168,7 @@ COVERAGE: Mapping[str, Fields] = {
     ),
     "GET /v1/vector_stores": _fields(here=_PAGE),
     "POST /v1/vector_stores/{vector_store_id}": _fields(stored="name expires_after metadata"),
+    "POST /v1/vector_stores/{vector_store_id}/reindex": _fields(here="step embedder keep_days skip_failed"),
     "POST /v1/vector_stores/{vector_store_id}/search": _fields(
         here="query filters max_num_results ranking_options rewrite_query page include"
     ),

@@ -77,8 +77,8 @@ class Knowledge(Protocol):
         """
         ...
 
-    async def stores(self) -> list[StoreStatus]:
-        """What embeds each store, of all tenants, and how the change of it is doing."""
+    async def stores(self, store_id: str | None = None) -> list[StoreStatus]:
+        """What embeds one store, or each of all tenants, and how the change of it is doing."""
         ...
 
     async def unserved(self) -> int:

@@ -145,9 +145,9 @@ class LocalKnowledge:
         """See ``Knowledge``."""
         return await _present(self._reindexer).order(order)
 
-    async def stores(self) -> list[StoreStatus]:
+    async def stores(self, store_id: str | None = None) -> list[StoreStatus]:
         """See ``Knowledge``."""
-        return await _present(self._reindexer).status()
+        return await _present(self._reindexer).status(store_id)
 
     async def unserved(self) -> int:
         """See ``Knowledge``."""

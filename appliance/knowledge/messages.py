@@ -86,6 +86,12 @@ class StoreMessage(msgspec.Struct):
     store_id: str
 
 
+class StoresMessage(msgspec.Struct):
+    """``stores``: of one, or of all."""
+
+    store_id: str | None = None
+
+
 class Failure(msgspec.Struct):
     """An error on its way to the server."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import islice
 
 from appliance.errors import BadRequest
 from appliance.knowledge.indexing import chunk_id
@@ -19,9 +18,7 @@ from appliance.protocols import Inventory, VectorStore
 from appliance.storage import files, reindexes, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
-from appliance.storage.sweep import MIN_AGE_SECONDS
-
-_GROUP = 500
+from appliance.storage.sweep import lost_blobs
 
 
 @dataclass
@@ -107,18 +104,12 @@ class Reconciler:
 
     async def _bytes(self) -> tuple[list[str], list[str], int]:
         """Blobs without a row, files without a blob, and how many blobs there are."""
-        lost: list[str] = []
-        seen = 0
-        old = self.blobs.ids(MIN_AGE_SECONDS)
-        while group := await asyncio.to_thread(lambda: list(islice(old, _GROUP))):
-            async with self.database.session(write=False) as session:
-                lost += set(group) - await files.known(session, group)
-            seen += len(group)
+        lost, seen = await lost_blobs(self.database, self.blobs)
         async with self.database.session(write=False) as session:
             ids = await files.all_ids(session)
         gone = await asyncio.to_thread(lambda: [name for name in ids if not self.blobs.path(name).exists()])
         async with self.database.session(write=False) as session:
-            return sorted(lost), sorted(await files.known(session, gone)), seen
+            return lost, sorted(await files.known(session, gone)), seen
 
 
 @dataclass

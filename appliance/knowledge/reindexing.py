@@ -74,11 +74,11 @@ class Reindexer:
         if order.step == "begin":
             await self._begin(store_id, order)
         elif order.step == "rollback":
-            await self._roll_back(store_id, order.by)
+            await self._roll_back(store_id, order)
         elif order.step == "finish":
-            await self._finish(store_id, order.by)
+            await self._finish(store_id, order)
         else:
-            await self._cancel(store_id, order.by)
+            await self._cancel(store_id, order)
         self._ingestor.wake()
         (found,) = await self.status(store_id)
         return found
@@ -107,7 +107,7 @@ class Reindexer:
                     keep_seconds=order.keep_seconds,
                     skip_failed=order.skip_failed,
                 )
-            await _record(session, store, "begin", order.by, embedder.name)
+            await _record(session, store, order, embedder.name)
 
     def _embedder(self, name: str) -> BatchingEmbedder:
         found = self._embedders.get(name)
@@ -116,30 +116,30 @@ class Reindexer:
             raise BadRequest(f"no embedding model is named {name[:64]!r}; configured: {known}", param="embedder")
         return found
 
-    async def _roll_back(self, store_id: str, by: str) -> None:
+    async def _roll_back(self, store_id: str, order: ReindexOrder) -> None:
         async with self._database.session() as session:
             store, row = await _locked(session, store_id)
             kept = _of_status(row, KEPT, store_id, "it has no earlier collection to go back to")
             if not self._servable(kept.fingerprint):
                 raise Conflict(f"the earlier model {kept.embedder} is not configured; configure it again first")
             kept.status, kept.skip_failed = BUILDING, False
-            await _record(session, store, "rollback", by, kept.embedder)
+            await _record(session, store, order, kept.embedder)
 
-    async def _finish(self, store_id: str, by: str) -> None:
+    async def _finish(self, store_id: str, order: ReindexOrder) -> None:
         async with self._database.session() as session:
             store, row = await _locked(session, store_id)
             kept = _of_status(row, KEPT, store_id, "it keeps no earlier collection")
             kept.status = DROPPING
-            await _record(session, store, "finish", by, store.embedder or "")
+            await _record(session, store, order, store.embedder or "")
         await self._drop(kept)
 
-    async def _cancel(self, store_id: str, by: str) -> None:
+    async def _cancel(self, store_id: str, order: ReindexOrder) -> None:
         """What has been searched before is kept; going back to it is what was cancelled."""
         async with self._ingestor.paused(store_id), self._database.session() as session:
             store, row = await _locked(session, store_id)
             built = _of_status(row, BUILDING, store_id, "no collection of it is being built")
             built.status = DROPPING if built.kept_until is None else KEPT
-            await _record(session, store, "cancel", by, built.embedder)
+            await _record(session, store, order, built.embedder)
         if built.status == DROPPING:
             await self._drop(built)
 
@@ -184,7 +184,7 @@ class Reindexer:
                     return
                 before, after = store.embedder, row.embedder
                 await reindexes.switch(session, store, row)
-                await _record(session, store, "switch", "appliance", after)
+                await _record(session, store, None, after)
         log.info("vector store %s is searched by %s from now on, no longer by %s", store_id, after, before)
 
     async def _expire(self, store_id: str) -> None:
@@ -292,14 +292,18 @@ def _in_the_way(row: Reindex) -> str:
     return f"vector store {row.store_id} is dropping an earlier collection; try again in a moment"
 
 
-async def _record(session: AsyncSession, store: StoreRow, step: str, by: str, embedder: str) -> None:
-    """In the transaction of the change itself."""
+async def _record(session: AsyncSession, store: StoreRow, order: ReindexOrder | None, embedder: str) -> None:
+    """In the transaction of the change itself; without an order it is the switch."""
+    by = order or ReindexOrder(step="begin", store=store.id)
     event = AuditEvent(
         action="stores.reindex",
         outcome="success",
-        principal=by or "appliance",
+        principal=by.by,
+        user=by.user,
         tenant=store.tenant,
         object=store.id,
-        details={"step": step, "embedder": embedder},
+        request_id=by.request_id,
+        address=by.address,
+        details={"step": "switch" if order is None else order.step, "embedder": embedder},
     )
     await audit.append(session, [event])

@@ -33,6 +33,7 @@ from appliance.knowledge.messages import (
     RerankMessage,
     SearchMessage,
     StoreMessage,
+    StoresMessage,
 )
 from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
 from appliance.processes.backoff import Backoff
@@ -142,9 +143,9 @@ class RemoteKnowledge:
         """See ``Knowledge``."""
         return await self._call("/reindex", order, StoreStatus)
 
-    async def stores(self) -> list[StoreStatus]:
+    async def stores(self, store_id: str | None = None) -> list[StoreStatus]:
         """See ``Knowledge``."""
-        return await self._call("/stores", Empty(), list[StoreStatus])
+        return await self._call("/stores", StoresMessage(store_id), list[StoreStatus])
 
     async def unserved(self) -> int:
         """See ``Knowledge``."""

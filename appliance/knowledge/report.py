@@ -58,8 +58,11 @@ class ReindexOrder(msgspec.Struct, frozen=True, kw_only=True):
     """For ``begin``: how long the first collection is kept after the switch."""
     skip_failed: bool = False
     """For ``begin``: switch although some files cannot be indexed again."""
-    by: str = ""
-    """The principal that the audit log names."""
+    by: str = "appliance"
+    """The principal that the audit log names; the next are for it too."""
+    user: str = ""
+    request_id: str = ""
+    address: str = ""
 
 
 class ReindexStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 from appliance.config import Config
 from appliance.context import AppContext
 from appliance.errors import ConfigError
-from appliance.knowledge.messages import Empty, ReconcileMessage
+from appliance.knowledge.messages import Empty, ReconcileMessage, StoresMessage
 from appliance.knowledge.remote import send, socket_path
 from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
 from appliance.upstream import Upstream, UpstreamError
@@ -51,7 +51,7 @@ class RunningWorker:
 
     async def stores(self) -> list[StoreStatus]:
         """See ``Knowledge``."""
-        return await send(self._worker, "/stores", _encode(Empty()), list[StoreStatus])
+        return await send(self._worker, "/stores", _encode(StoresMessage()), list[StoreStatus])
 
 
 @asynccontextmanager

@@ -39,6 +39,7 @@ from appliance.knowledge.messages import (
     RerankMessage,
     SearchMessage,
     StoreMessage,
+    StoresMessage,
 )
 from appliance.knowledge.report import ReindexOrder
 from appliance.logs import set_up_logging
@@ -74,8 +75,8 @@ class WorkerApp:
             ),
             "/set_access": (FileMessage, lambda m: knowledge.set_access(m.store_id, m.file_id, m.access)),
             "/reconcile": (ReconcileMessage, lambda m: knowledge.reconcile(repair=m.repair)),
-            "/reindex": (ReindexOrder, lambda m: knowledge.reindex(m)),
-            "/stores": (Empty, lambda _: knowledge.stores()),
+            "/reindex": (ReindexOrder, knowledge.reindex),
+            "/stores": (StoresMessage, lambda m: knowledge.stores(m.store_id)),
             "/unserved": (Empty, lambda _: knowledge.unserved()),
             "/content": (FileMessage, lambda m: knowledge.content(m.store_id, m.file_id, m.scope)),
         }

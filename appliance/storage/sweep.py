@@ -1,7 +1,8 @@
-"""Removes file bytes that no row names: left by an upload that was never answered, or a delete that was cut short."""
+"""Finds and removes file bytes that no row names: left by an upload that was never answered, or a delete cut short."""
 
 from __future__ import annotations
 
+import asyncio
 from itertools import islice
 
 from appliance.storage import files
@@ -13,14 +14,23 @@ MIN_AGE_SECONDS = 3600.0
 _GROUP = 500
 
 
+async def lost_blobs(
+    database: Database, blobs: BlobStore, older_than: float = MIN_AGE_SECONDS
+) -> tuple[list[str], int]:
+    """Ids of bytes without a row, and how many were looked at."""
+    lost: list[str] = []
+    seen = 0
+    found = blobs.ids(older_than)
+    while group := await asyncio.to_thread(lambda: list(islice(found, _GROUP))):
+        async with database.session(write=False) as session:
+            lost += set(group) - await files.known(session, group)
+        seen += len(group)
+    return sorted(lost), seen
+
+
 async def sweep_blobs(database: Database, blobs: BlobStore, older_than: float = MIN_AGE_SECONDS) -> int:
     """Remove bytes without a row; returns how many files."""
-    removed = 0
-    found = blobs.ids(older_than)
-    while group := list(islice(found, _GROUP)):
-        async with database.session(write=False) as session:
-            known = await files.known(session, group)
-        for blob_id in set(group) - known:
-            blobs.remove(blob_id)
-            removed += 1
-    return removed
+    lost, _ = await lost_blobs(database, blobs, older_than)
+    for blob_id in lost:
+        await asyncio.to_thread(blobs.remove, blob_id)
+    return len(lost)

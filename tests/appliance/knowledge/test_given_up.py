@@ -12,6 +12,9 @@ from appliance.knowledge.worker import WorkerApp
 class SlowKnowledge:
     """Notes which operations ended, and how."""
 
+    reindex = None
+    """Not asked for here."""
+
     def __init__(self):
         self.ended = []
 
