@@ -51,6 +51,7 @@ ACTIONS: Mapping[str, str] = {
     "server.start": "the server started",
     "server.stop": "the server was told to stop",
     "audit.prune": "old entries were removed",
+    "audit.protect": "triggers that keep the log append-only were missing and put back",
     "audit.lost": "entries could not be kept; the object says how many",
 }
 """Every action that the appliance itself reports. Plugins may report more."""

@@ -184,7 +184,7 @@ def retrievals(  # noqa: PLR0917 - click's options
 @config_option
 @json_option
 def verify(anchor: tuple[int, str] | None, config_path: Path, as_json: bool) -> None:
-    """Check every entry and link; exit code 1 says that the log was tampered with, and where.
+    """Check every entry and link; exit code 1 says that the log was tampered with, and where, or that it can be.
 
     Keep what it prints elsewhere: given as --anchor, it shows also a log that somebody computed anew.
     """
@@ -196,6 +196,11 @@ def verify(anchor: tuple[int, str] | None, config_path: Path, as_json: bool) -> 
         click.echo(f"the log is whole: {report.entries} entries, the newest is {report.last}:{report.hash}")
     if report.broken_at is not None:
         raise StartError(f"the audit log is broken at entry {report.broken_at}: {report.problem}")
+    if report.unguarded:
+        raise StartError(
+            f"entries can be changed, for the database has lost {', '.join(report.unguarded)}; find out who took them "
+            "away, and run appliance audit protect"
+        )
 
 
 @audit.command(epilog=examples("appliance audit prune --before 2026-01-01", "appliance audit prune --before 365d"))
@@ -212,6 +217,18 @@ def prune(before: int, force: bool, config_path: Path, as_json: bool) -> None:
         print_json({"removed": removed})
     else:
         click.echo(f"{removed} entries removed")
+
+
+@audit.command(epilog=examples("appliance audit protect"))
+@config_option
+@json_option
+def protect(config_path: Path, as_json: bool) -> None:
+    """Put back the triggers that keep the log append-only; the log says that it was done."""
+    restored = asyncio.run(_protect(config_path))
+    if as_json:
+        print_json({"restored": restored})
+    else:
+        click.echo(f"put back: {', '.join(restored)}" if restored else "everything is in its place")
 
 
 # -- work --------------------------------------------------------------------------------------------------
@@ -256,6 +273,19 @@ async def _prune(config_path: Path, before: int, force: bool) -> int:
     event = AuditEvent(action="audit.prune", outcome="success", principal=operator(), tenant="")
     async with _session(config_path, write=True) as session:
         return await log.prune(session, before, event, force=force)
+
+
+async def _protect(config_path: Path) -> list[str]:
+    from appliance.storage import audit as log
+    from appliance.storage import audit_guards
+
+    async with _session(config_path, write=True) as session:
+        restored = await audit_guards.restore(session)
+        if restored:
+            who, what = operator(), ", ".join(restored)
+            event = AuditEvent(action="audit.protect", outcome="success", principal=who, tenant="", object=what)
+            await log.append(session, [event])
+    return restored
 
 
 @contextlib.contextmanager

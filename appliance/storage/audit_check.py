@@ -8,10 +8,14 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage.audit import AuditQuery, AuditRecord, Head, digest, head, records
+from appliance.storage.audit_guards import missing
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a walk found. ``broken_at`` is the number of the first entry that is not as it was written."""
+    """What a walk found. ``broken_at`` is the number of the first entry that is not as it was written.
+
+    ``unguarded`` names the triggers that should keep the log append-only and do not.
+    """
 
     entries: int
     first: int
@@ -19,6 +23,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     hash: str
     broken_at: int | None = None
     problem: str | None = None
+    unguarded: list[str] = []
 
 
 class _Break(Exception):
@@ -33,12 +38,12 @@ async def verify(
     anchor: tuple[int, str] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """Check every entry and every link up to the newest one.
+    """Check every entry and every link up to the newest one, and that the database lets nobody change them.
 
     ``anchor`` is the number and hash of an entry that were kept elsewhere, which shows also a chain that was computed
     anew. ``progress`` is told how many of how many entries are checked.
     """
-    ends = await head(session)
+    ends, unguarded = await head(session), await missing(session)
     walk = _Walk(ends, anchor)
     try:
         if ends.seq > ends.pruned_seq:
@@ -49,8 +54,8 @@ async def verify(
                     break
         walk.finish()
     except _Break as found:
-        return walk.report(found.seq, str(found))
-    return walk.report(None, None)
+        return walk.report(found.seq, str(found), unguarded)
+    return walk.report(None, None, unguarded)
 
 
 class _Walk:
@@ -93,8 +98,13 @@ class _Walk:
             return _Break(found, "an entry of this number was put in")
         return _Break(first, f"entries {first} to {last} are missing" if last > first else "it is missing")
 
-    def report(self, broken_at: int | None, problem: str | None) -> Report:
-        first = self._ends.pruned_seq + 1 if self._count else 0
+    def report(self, broken_at: int | None, problem: str | None, unguarded: list[str]) -> Report:
         return Report(
-            entries=self._count, first=first, last=self._seq, hash=self._hash, broken_at=broken_at, problem=problem
+            entries=self._count,
+            first=self._ends.pruned_seq + 1 if self._count else 0,
+            last=self._seq,
+            hash=self._hash,
+            broken_at=broken_at,
+            problem=problem,
+            unguarded=unguarded,
         )

@@ -59,7 +59,7 @@ class AuditExport(Base):
 
 
 _FIRST = f"INSERT INTO audit_head (id, seq, hash, pruned_seq, pruned_hash) VALUES (1, 0, '{GENESIS}', 0, '{GENESIS}')"  # noqa: S608
-_SQLITE = (
+SQLITE_GUARDS = (
     """
     CREATE TRIGGER audit_log_no_update BEFORE UPDATE ON audit_log
     BEGIN SELECT RAISE(ABORT, 'audit_log is append-only'); END
@@ -76,7 +76,7 @@ _SQLITE = (
     BEGIN SELECT RAISE(ABORT, 'audit_log is append-only'); END
     """,
 )
-_POSTGRESQL = (
+POSTGRESQL_GUARDS = (
     """
     CREATE FUNCTION audit_log_append_only() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         IF TG_OP = 'DELETE' THEN
@@ -103,7 +103,7 @@ def _after_create(table: object, statement: str, dialect: str | None = None) -> 
 
 assert isinstance(AuditRow.__table__, Table)  # noqa: S101 - tells the type checker
 _after_create(AuditHead.__table__, _FIRST)
-for _statement in _SQLITE:
+for _statement in SQLITE_GUARDS:
     _after_create(AuditRow.__table__, _statement, "sqlite")
-for _statement in _POSTGRESQL:
+for _statement in POSTGRESQL_GUARDS:
     _after_create(AuditRow.__table__, _statement, "postgresql")

@@ -103,6 +103,23 @@ def test_verify_says_that_a_log_is_whole_and_prints_its_anchor(config) -> None:
     assert run(config, "verify", "--anchor", anchor).exit_code == 0
 
 
+def test_verify_ends_with_1_while_the_log_can_be_changed_and_protect_mends_it(config) -> None:
+    spoil(config, "SELECT 1")
+    result = run(config, "verify")
+    assert "the log is whole: 5 entries" in result.output
+    assert (result.exit_code, type(result.exception).__name__) == (1, "StartError")
+    assert "lost audit_log_no_update, audit_log_no_delete" in str(result.exception)
+    assert json.loads(run(config, "verify", "--json").output)["unguarded"] == [
+        "audit_log_no_update",
+        "audit_log_no_delete",
+    ]
+    assert run(config, "protect").output == "put back: audit_log_no_update, audit_log_no_delete\n"
+    assert run(config, "protect").output == "everything is in its place\n"
+    assert run(config, "verify").exit_code == 0
+    (told,) = json.loads(run(config, "list", "--action", "audit.protect", "--json").output)
+    assert told["object"] == "audit_log_no_update, audit_log_no_delete"
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_verify_ends_with_1_and_says_where_a_log_is_broken(config, as_json) -> None:
     spoil(config, "UPDATE audit_log SET principal = 'key:b' WHERE seq = 3")

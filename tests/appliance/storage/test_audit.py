@@ -18,7 +18,7 @@ from appliance.audit import AuditEvent
 from appliance.audit import log as auditing
 from appliance.audit.log import AuditLog
 from appliance.errors import Conflict, Unavailable
-from appliance.storage import audit
+from appliance.storage import audit, audit_guards
 from appliance.storage.audit import AuditQuery
 from appliance.storage.audit_check import verify
 from appliance.storage.database import Database
@@ -112,6 +112,49 @@ async def test_entries_are_numbered_from_one_and_each_holds_the_hash_of_the_one_
     assert [record.previous for record in found] == [GENESIS, *(record.hash for record in found[:-1])]
     report = await report_of(database)
     assert (report.broken_at, report.entries, report.last, report.hash) == (None, 5, 5, found[-1].hash)
+
+
+UNGUARDED = {
+    "sqlite": {
+        "audit_log_no_update": ["DROP TRIGGER audit_log_no_update"],
+        "audit_log_no_delete": [
+            "DROP TRIGGER audit_log_no_delete",
+            "CREATE TRIGGER audit_log_no_delete BEFORE DELETE ON audit_log WHEN 0 BEGIN SELECT 1; END",
+        ],
+    },
+    "postgresql": {
+        "audit_log_no_truncate": ["DROP TRIGGER audit_log_no_truncate ON audit_log"],
+        "audit_log_append_only": ["ALTER TABLE audit_log DISABLE TRIGGER audit_log_append_only"],
+        "audit_log_append_only()": [
+            "CREATE OR REPLACE FUNCTION audit_log_append_only() RETURNS trigger LANGUAGE plpgsql"  # noqa: ISC004
+            " AS 'BEGIN RETURN NEW; END'"
+        ],
+    },
+}
+
+
+async def test_a_log_that_can_be_changed_is_noticed_although_nothing_is_changed_yet_and_can_be_protected(
+    database,
+) -> None:
+    await filled(database, 3)
+    assert (await report_of(database)).unguarded == []
+    async with database.session(write=False) as session:
+        ways = UNGUARDED[session.get_bind().dialect.name]
+    for name, statements in ways.items():
+        async with database.session() as session:
+            for statement in statements:
+                await session.execute(text(statement))
+        report = await report_of(database)
+        assert (report.broken_at, report.unguarded) == (None, [name])
+        async with database.session() as session:
+            assert await audit_guards.restore(session) == [name]
+        assert (await report_of(database)).unguarded == []
+    async with database.session() as session:
+        assert await audit_guards.restore(session) == []
+    for statement in ("UPDATE audit_log SET object = 'x'", "DELETE FROM audit_log"):
+        with pytest.raises(DBAPIError, match="append-only"):
+            async with database.session() as session:
+                await session.execute(text(statement))
 
 
 async def test_an_empty_log_is_whole(database) -> None:
