@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,15 +20,13 @@ from appliance.plugin import (
     StoredChunk,
     VectorStoreFactory,
     hookimpl,
-    matches,
 )
+from appliance_retrieval.memory_index import MemoryIndex, in_scope
 from appliance_retrieval.terms import query_terms, search_terms
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-_K1, _B = 1.5, 0.75
 
 
 @hookimpl
@@ -49,6 +46,14 @@ class _Row:
 class _Collection:
     dimensions: int
     rows: dict[str, _Row] = field(default_factory=dict)
+    index: MemoryIndex | None = None
+    """Over the rows as they are; ``None`` after a change."""
+
+    def searchable(self) -> MemoryIndex:
+        """The index, made at the first search after a change."""
+        if self.index is None:
+            self.index = MemoryIndex([(row.chunk, row.vector, row.terms) for row in self.rows.values()])
+        return self.index
 
 
 class MemoryStore:
@@ -90,6 +95,7 @@ class MemoryStore:
             raise NotFound(f"there is no collection {collection}; create the vector store again")
         if len(vectors) != 4 * found.dimensions * len(chunks):
             raise Conflict(f"{collection} keeps vectors of {found.dimensions} numbers")
+        found.index = None
         matrix = np.frombuffer(vectors, "<f4").reshape(len(chunks), found.dimensions)
         for chunk, vector in zip(chunks, matrix, strict=True):
             found.rows[chunk.id] = _Row(chunk, vector, Counter(search_terms(chunk.searchable)))
@@ -97,19 +103,23 @@ class MemoryStore:
     async def delete_file(self, collection: str, file_id: str) -> None:
         """Remove every chunk of a file."""
         if found := self._collections.get(collection):
+            found.index = None
             found.rows = {key: row for key, row in found.rows.items() if row.chunk.file_id != file_id}
 
     async def set_attributes(self, collection: str, file_id: str, attributes: Attributes) -> None:
         """Replace the attributes of every chunk of a file."""
-        for row in self._rows(collection):
-            if row.chunk.file_id == file_id:
-                row.chunk = msgspec.structs.replace(row.chunk, attributes=dict(attributes))
+        self._rewrite(collection, file_id, attributes=dict(attributes))
 
     async def set_readers(self, collection: str, file_id: str, readers: Sequence[str]) -> None:
         """Replace who may see the chunks of a file."""
+        self._rewrite(collection, file_id, readers=tuple(readers))
+
+    def _rewrite(self, collection: str, file_id: str, **fields: Any) -> None:
+        if found := self._collections.get(collection):
+            found.index = None
         for row in self._rows(collection):
             if row.chunk.file_id == file_id:
-                row.chunk = msgspec.structs.replace(row.chunk, readers=tuple(readers))
+                row.chunk = msgspec.structs.replace(row.chunk, **fields)
 
     async def seal(self, collection: str) -> None:
         """Nothing to do."""
@@ -121,25 +131,25 @@ class MemoryStore:
         import numpy as np
 
         query = np.frombuffer(vector, "<f4")
-        if (found := self._collections.get(collection)) and len(query) != found.dimensions:
+        if (found := self._collections.get(collection)) is None:
+            return []
+        if len(query) != found.dimensions:
             raise Conflict(f"{collection} keeps vectors of {found.dimensions} numbers, not {len(query)}")
-        rows = self._visible(collection, scope, where)
-        return _best((Hit(row.chunk, _cosine(row.vector, query)) for row in rows), limit)
+        return found.searchable().nearest(query, limit, scope, where)
 
     async def search_text(
         self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None
     ) -> Sequence[Hit]:
         """Best chunks by BM25."""
-        weights = self._weights(collection, query_terms(query))
-        mean = self._mean_length(collection)
-        scored = ((row, _bm25(row.terms, weights, mean)) for row in self._visible(collection, scope, where))
-        return _best((Hit(row.chunk, score) for row, score in scored if score > 0), limit)
+        found = self._collections.get(collection)
+        return found.searchable().matching(query_terms(query), limit, scope, where) if found else []
 
     async def chunks(
         self, collection: str, file_id: str, *, scope: Scope, offset: int = 0, limit: int = 1000
     ) -> Sequence[StoredChunk]:
         """A file's chunks by position."""
-        found = [row.chunk for row in self._visible(collection, scope, None) if row.chunk.file_id == file_id]
+        rows = (row.chunk for row in self._rows(collection))
+        found = [chunk for chunk in rows if chunk.file_id == file_id and in_scope(chunk, scope)]
         return sorted(found, key=lambda chunk: (chunk.position, chunk.id))[offset : offset + limit]
 
     async def count(self, collection: str) -> int:
@@ -157,42 +167,3 @@ class MemoryStore:
     def _rows(self, collection: str) -> list[_Row]:
         found = self._collections.get(collection)
         return list(found.rows.values()) if found else []
-
-    def _visible(self, collection: str, scope: Scope, where: Filter | None) -> list[_Row]:
-        return [
-            row
-            for row in self._rows(collection)
-            if _in_scope(row.chunk, scope) and matches(where, row.chunk.attributes)
-        ]
-
-    def _weights(self, collection: str, terms: Sequence[str]) -> dict[str, float]:
-        """Inverse document frequency of each query term, times its repeats."""
-        rows = self._rows(collection)
-        weights = {}
-        for term, repeats in Counter(terms).items():
-            having = sum(term in row.terms for row in rows)
-            weights[term] = repeats * math.log((len(rows) - having + 0.5) / (having + 0.5) + 1)
-        return weights
-
-    def _mean_length(self, collection: str) -> float:
-        rows = self._rows(collection)
-        return sum(row.terms.total() for row in rows) / len(rows) if rows else 0.0
-
-
-def _in_scope(chunk: StoredChunk, scope: Scope) -> bool:
-    return chunk.tenant == scope.tenant and not set(chunk.readers).isdisjoint(scope.readers)
-
-
-def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    import numpy as np
-
-    return float(a @ b / ((np.linalg.norm(a) * np.linalg.norm(b)) or 1.0))
-
-
-def _bm25(terms: Counter[str], weights: Mapping[str, float], mean: float) -> float:
-    penalty = _K1 * (1 - _B + _B * terms.total() / (mean or 1.0))
-    return sum(weight * terms[term] * (_K1 + 1) / (terms[term] + penalty) for term, weight in weights.items())
-
-
-def _best(hits: Iterable[Hit], limit: int) -> list[Hit]:
-    return sorted(hits, key=lambda hit: -hit.score)[:limit]
