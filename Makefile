@@ -3,6 +3,7 @@
 #   PORT=9000 CONFIG=prod.yaml   where to listen, what to serve
 #   ENGINE=vllm|vllm-cpu         which build of vLLM; default: vllm if there is an NVIDIA card
 #   CASES=100000 SEED=1           how many requests make fuzz sends, and which
+#   KILLS=1000 KILLS_SEED=20      how often make kills kills, and when
 #   TORCH_INDEX=URL              a package index with CPU builds of torch, where pip finds none by itself
 
 PYTHON ?= python3
@@ -10,6 +11,7 @@ PORT ?= 8000
 CONFIG ?= appliance.yaml
 TORCH_INDEX ?=
 CASES ?= 100000
+KILLS ?= 1000
 SEED ?= $(shell date +%Y%m%d)
 ENGINE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo vllm || echo vllm-cpu)
 
@@ -80,6 +82,9 @@ test-fast: $(VENV)/.test $(NPM) ## Run the tests that need no model, within thre
 
 fuzz: $(VENV)/.test ## Send CASES requests made from the OpenAPI document; SEED repeats a run
 	FUZZ_CASES=$(CASES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -s --numprocesses 0 -p no:randomly tests/fuzz
+
+kills: $(VENV)/.test ## Kill server and worker KILLS times while documents come in; KILLS_SEED repeats a run
+	KILLS=$(KILLS) $(BIN)/python -m pytest -q -s --numprocesses 0 tests/e2e/test_kills.py
 
 gates: $(VENV)/.test ## Format, lint, import rules, types, and the bare wheel
 	$(BIN)/ruff format --check .

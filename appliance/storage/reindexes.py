@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVarTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -34,6 +34,7 @@ from appliance.storage.tables.documents import collection_name
 
 BUILDING, KEPT, DROPPING = "building", "kept", "dropping"
 _SHOWN_FAILURES = 100
+_Columns = TypeVarTuple("_Columns")
 
 
 @dataclass
@@ -111,12 +112,11 @@ def _mine() -> ColumnElement[bool]:
     )
 
 
-def _open(*columns: Any, fingerprints: Collection[str]) -> Select[Any]:
+def _open(query: Select[*_Columns], fingerprints: Collection[str]) -> Select[*_Columns]:
     """Over the completed files that are still to be indexed into a second collection, by one of these embedders."""
     to_do = RebuiltFile.done.is_(False) & RebuiltFile.error_code.is_(None) & (RebuiltFile.not_before <= now())
     return (
-        select(*columns)
-        .select_from(StoreFile)
+        query.select_from(StoreFile)
         .join(Reindex, Reindex.store_id == StoreFile.store_id)
         .join(VectorStore, VectorStore.id == StoreFile.store_id)
         .join(File, File.id == StoreFile.file_id)
@@ -132,17 +132,20 @@ async def due(session: AsyncSession, limit: int, fingerprints: Collection[str]) 
 
     Costs about a microsecond for each file of the stores that are built, so ask for many at once.
     """
-    query = _open(StoreFile.store_id, StoreFile.file_id, fingerprints=fingerprints)
+    query = _open(select(StoreFile.store_id, StoreFile.file_id), fingerprints)
     order = Reindex.started_us, func.coalesce(RebuiltFile.attempts, 0), StoreFile.created_us
     return [(store_id, file_id) for store_id, file_id in await session.execute(query.order_by(*order).limit(limit))]
 
 
 async def claim(session: AsyncSession, key: tuple[str, str], fingerprints: Collection[str]) -> Work | None:
     """Begin one of them, unless it is not to do any more."""
-    query = _open(StoreFile, Reindex, File, RebuiltFile, fingerprints=fingerprints)
+    query = _open(select(StoreFile, Reindex, File, RebuiltFile), fingerprints)
     query = query.where(StoreFile.store_id == key[0], StoreFile.file_id == key[1])
     found = (await session.execute(query)).one_or_none()
-    return None if found is None else _begin(session, *found)
+    if found is None:
+        return None
+    file, reindex, upload, rebuilt = found
+    return _begin(session, file, reindex, upload, rebuilt)
 
 
 def _begin(session: AsyncSession, file: StoreFile, reindex: Reindex, upload: File, rebuilt: RebuiltFile | None) -> Work:

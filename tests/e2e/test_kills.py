@@ -1,4 +1,7 @@
-"""Nothing acknowledged is lost or doubled, whatever is killed when: the real server, worker and Milvus Lite."""
+"""Nothing acknowledged is lost or doubled, whatever is killed when: the real server, worker and Milvus Lite.
+
+``make kills KILLS=1000`` kills more often, and shows how far it is.
+"""
 
 import asyncio
 import os
@@ -7,12 +10,15 @@ import signal
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 from ports import reserved_port
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from sqlalchemy import select
 from worker_kit import install_plugin, write_config
 
@@ -25,6 +31,8 @@ from appliance.types import Scope
 
 DOCUMENTS = 200
 KILLS, SEED = int(os.environ.get("KILLS", "50")), int(os.environ.get("KILLS_SEED", "20"))
+IN_A_ROW = 15
+"""Workers killed one after the other; one that dies 20 times without having been well for 30 s is given up."""
 WORDS = 250
 STATIC = {"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}}
 
@@ -119,14 +127,26 @@ async def kill_at_random(
 ) -> None:
     """Kill the worker or the server, mostly while they work, at times while they start."""
     chance = random.Random(SEED)
-    while len(kills) < KILLS:
-        if chance.random() < 0.7:
-            await ready(client)
-        await asyncio.sleep(chance.uniform(0, 0.6))
-        kill, name = (appliance.kill_server, "server") if chance.random() < 0.3 else (appliance.kill_worker, "worker")
-        if kill():
-            kills.append(name)
-            killed.set()
+    with shown() as step:
+        while len(kills) < KILLS:
+            if chance.random() < 0.7:
+                await ready(client)
+            await asyncio.sleep(chance.uniform(0, 0.6))
+            worn = len(kills) >= IN_A_ROW and "server" not in kills[-IN_A_ROW:]
+            server = chance.random() < 0.3 or worn
+            if appliance.kill_server() if server else appliance.kill_worker():
+                kills.append("server" if server else "worker")
+                killed.set()
+                step()
+
+
+@contextmanager
+def shown() -> Iterator[Callable[[], None]]:
+    """A bar for whoever looks at a terminal; gives what moves it on."""
+    columns = TextColumn("killed"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
+        task = bars.add_task("", total=KILLS)
+        yield lambda: bars.advance(task)
 
 
 async def ready(client: httpx.AsyncClient) -> None:
@@ -152,8 +172,8 @@ async def all_completed(client: httpx.AsyncClient, store: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-async def test_fifty_random_kills_lose_nothing_and_double_nothing(tmp_path) -> None:
+@pytest.mark.timeout(600 + 10 * KILLS)
+async def test_r16_random_kills_lose_nothing_and_double_nothing(tmp_path) -> None:
     with reserved_port() as port:
         await killed_at_random(tmp_path, Appliance(tmp_path, port))
 
