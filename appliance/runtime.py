@@ -27,7 +27,9 @@ from appliance.http import internal
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import Retriever
 from appliance.knowledge.chunking import check_chunker
-from appliance.knowledge.seeds import Seeder
+from appliance.knowledge.report import SyncOrder
+from appliance.knowledge.sources.opening import seeds
+from appliance.knowledge.sources.waiting import until_indexed
 from appliance.knowledge.stores import StoreDirectory
 from appliance.models.registry import Models, build_models
 from appliance.models.store import open_store
@@ -121,9 +123,10 @@ class Runtime:
         """Beside the engines: a large model loads for minutes, in which documents can be indexed."""
         await knowledge.start()
         if self.config.retrieval.stores:
-            seeder = Seeder(self.config, self.database, self.blobs, knowledge)
-            await seeder.run()
-            await seeder.wait()
+            for report in await knowledge.sync(SyncOrder(names=seeds(self.config))):
+                if report.error or report.failed:
+                    log.warning("%s is not up to date: %s", report.name, report.error or report.failures)
+            await until_indexed(self.config, self.database)
 
     async def _warn_of_unknown_stores(self) -> None:
         """A bound store may still be made through the API, so a name that nobody has is no reason not to start."""

@@ -45,6 +45,7 @@ ACTIONS: Mapping[str, str] = {
     "stores.reconcile": "what was out of place in vector stores was mended",
     "stores.reindex": "what embeds a vector store was changed, or a step of that was taken",
     "stores.content": "the indexed text of a file was read",
+    "sources.sync": "documents of a source were added, changed or removed, or it got out of reach",
     "batches.create": "a batch of requests was started",
     "batches.cancel": "a batch of requests was cancelled",
     "retrieval": "passages of documents were shown, by a search or in a chat",

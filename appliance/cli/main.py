@@ -15,6 +15,7 @@ from appliance import __version__
 from appliance.cli.audit import audit
 from appliance.cli.models import models
 from appliance.cli.options import DEFAULT_CONFIG, config_option, examples, json_option, print_json
+from appliance.cli.sources import sources
 from appliance.cli.stores import stores
 from appliance.config import load
 from appliance.errors import ApplianceError, BadRequest
@@ -93,6 +94,7 @@ def cli() -> None:
 
 cli.add_command(audit)
 cli.add_command(models)
+cli.add_command(sources)
 cli.add_command(stores)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from appliance.knowledge.filters import Attributes
-from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
+from appliance.knowledge.report import ReindexOrder, Report, SourceReport, StoreStatus, SyncOrder
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
 
 
@@ -66,6 +66,10 @@ class Knowledge(Protocol):
         Raises:
             BadRequest: the vector store cannot say what it holds.
         """
+        ...
+
+    async def sync(self, order: SyncOrder) -> list[SourceReport]:
+        """Bring document sources in step with what is there now. Raises NotFound for a name that is none."""
         ...
 
     async def reindex(self, order: ReindexOrder) -> StoreStatus:

@@ -20,10 +20,11 @@ from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool
 from appliance.knowledge.reconcile import Reconciler
 from appliance.knowledge.reindexing import Reindexer
-from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
+from appliance.knowledge.report import ReindexOrder, Report, SourceReport, StoreStatus, SyncOrder
 from appliance.knowledge.reranking import scores
 from appliance.knowledge.searching import Searcher
 from appliance.knowledge.separation import SeparateStores
+from appliance.knowledge.sources.service import Sources
 from appliance.models.registry import model_spec
 from appliance.models.store import ModelStore, open_store
 from appliance.plugins import Plugins
@@ -54,6 +55,7 @@ class LocalKnowledge:
         self._searcher: Searcher | None = None
         self._ingestor: Ingestor | None = None
         self._reindexer: Reindexer | None = None
+        self._sources: Sources | None = None
         self._held = AsyncExitStack()
         self._ready = False
 
@@ -141,6 +143,10 @@ class LocalKnowledge:
         blobs = BlobStore(self._context.data_dir / "files")
         return await Reconciler(self._context.database, backend, blobs, ingestor).run(repair=repair)
 
+    async def sync(self, order: SyncOrder) -> list[SourceReport]:
+        """See ``Knowledge``."""
+        return await _present(self._sources).sync(order)
+
     async def reindex(self, order: ReindexOrder) -> StoreStatus:
         """See ``Knowledge``."""
         return await _present(self._reindexer).order(order)
@@ -227,6 +233,9 @@ class LocalKnowledge:
         self._reindexer = Reindexer(database, self._backend, self._ingestor, self._embedders)
         self._held.push_async_callback(self._reindexer.stop)
         self._reindexer.start()
+        self._sources = Sources(self._context.config, database, indexer.blobs, self._ingestor)
+        self._held.push_async_callback(self._sources.stop)
+        self._sources.start()
         if number := await self._reindexer.unserved():
             log.warning(
                 "%d vector stores hold vectors of models that are not configured; see appliance stores status",

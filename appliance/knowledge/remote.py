@@ -35,7 +35,7 @@ from appliance.knowledge.messages import (
     StoreMessage,
     StoresMessage,
 )
-from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
+from appliance.knowledge.report import ReindexOrder, Report, SourceReport, StoreStatus, SyncOrder
 from appliance.processes.backoff import Backoff
 from appliance.processes.child import Child, ChildFailed
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
@@ -138,6 +138,10 @@ class RemoteKnowledge:
     async def reconcile(self, *, repair: bool) -> Report:
         """See ``Knowledge``."""
         return await self._call("/reconcile", ReconcileMessage(repair), Report)
+
+    async def sync(self, order: SyncOrder) -> list[SourceReport]:
+        """See ``Knowledge``."""
+        return await self._call("/sync", order, list[SourceReport])
 
     async def reindex(self, order: ReindexOrder) -> StoreStatus:
         """See ``Knowledge``."""

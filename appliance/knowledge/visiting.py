@@ -13,7 +13,7 @@ from appliance.context import AppContext
 from appliance.errors import ConfigError
 from appliance.knowledge.messages import Empty, ReconcileMessage, StoresMessage
 from appliance.knowledge.remote import send, socket_path
-from appliance.knowledge.report import ReindexOrder, Report, StoreStatus
+from appliance.knowledge.report import ReindexOrder, Report, SourceReport, StoreStatus, SyncOrder
 from appliance.upstream import Upstream, UpstreamError
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -23,6 +23,10 @@ class Upkeep(Protocol):
     """What commands ask of retrieval."""
 
     async def reconcile(self, *, repair: bool) -> Report:
+        """See ``Knowledge``."""
+        ...
+
+    async def sync(self, order: SyncOrder) -> list[SourceReport]:
         """See ``Knowledge``."""
         ...
 
@@ -44,6 +48,10 @@ class RunningWorker:
     async def reconcile(self, *, repair: bool) -> Report:
         """See ``Knowledge``."""
         return await send(self._worker, "/reconcile", _encode(ReconcileMessage(repair)), Report)
+
+    async def sync(self, order: SyncOrder) -> list[SourceReport]:
+        """See ``Knowledge``."""
+        return await send(self._worker, "/sync", _encode(order), list[SourceReport])
 
     async def reindex(self, order: ReindexOrder) -> StoreStatus:
         """See ``Knowledge``."""

@@ -41,7 +41,7 @@ from appliance.knowledge.messages import (
     StoreMessage,
     StoresMessage,
 )
-from appliance.knowledge.report import ReindexOrder
+from appliance.knowledge.report import ReindexOrder, SyncOrder
 from appliance.logs import set_up_logging
 from appliance.plugins import Plugins
 from appliance.storage.database import Database
@@ -75,6 +75,7 @@ class WorkerApp:
             ),
             "/set_access": (FileMessage, lambda m: knowledge.set_access(m.store_id, m.file_id, m.access)),
             "/reconcile": (ReconcileMessage, lambda m: knowledge.reconcile(repair=m.repair)),
+            "/sync": (SyncOrder, knowledge.sync),
             "/reindex": (ReindexOrder, knowledge.reindex),
             "/stores": (StoresMessage, lambda m: knowledge.stores(m.store_id)),
             "/unserved": (Empty, lambda _: knowledge.unserved()),

@@ -91,6 +91,10 @@ class BlobWriter:
         if self._buffered >= _BUFFER:
             await asyncio.to_thread(self._flush)
 
+    async def flush(self) -> None:
+        """Write out what is buffered, so that ``sha256`` is that of everything. Raises OutOfSpace."""
+        await asyncio.to_thread(self._flush)
+
     async def commit(self, blob_id: str) -> None:
         """Make the blob durable under its id. Raises OutOfSpace."""
         await asyncio.to_thread(self._commit, blob_id)

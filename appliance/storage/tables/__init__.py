@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from appliance.storage.tables import audit, batches, completions, idempotency, responses, sessions, uploads, usage
+from appliance.storage.tables import (
+    audit,
+    batches,
+    completions,
+    idempotency,
+    responses,
+    sessions,
+    sources,
+    uploads,
+    usage,
+)
 from appliance.storage.tables.base import Base, Tenanted
 from appliance.storage.tables.documents import (
     File,
@@ -34,6 +44,7 @@ __all__ = [
     "idempotency",
     "responses",
     "sessions",
+    "sources",
     "uploads",
     "usage",
 ]
