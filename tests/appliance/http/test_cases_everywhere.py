@@ -400,3 +400,37 @@ async def test_O28_a_line_of_a_batch_gets_base64_where_it_asks_for_it(tmp_path):
 
 def test_the_paths_here_are_those_of_the_table():
     assert {template(entry) for entry in ASKING} == {entry.path for entry in ASKING}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_reasoning_and_refusals_of_an_engine_reach_the_client_in_every_form(tmp_path, path, stream):
+    script = [Emit("Hm, rather not.", part="reasoning_content"), Emit("I refuse.", part="refusal")]
+    async with box(tmp_path, script) as b:
+        reply = await b.client.post(path, json=GENERATING[path] | {"stream": stream})
+    assert reply.status_code == 200, reply.text
+    for words in ("Hm, rather not.", "I refuse."):
+        assert words in reply.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_whether_tools_may_be_called_at_once_reaches_the_engine_from_every_form(tmp_path, path):
+    schema = {"type": "object", "properties": {}}
+    said = {
+        "/v1/chat/completions": {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+            "parallel_tool_calls": False,
+        },
+        "/v1/responses": {
+            "tools": [{"type": "function", "name": "f", "parameters": schema}],
+            "parallel_tool_calls": False,
+        },
+        "/v1/messages": {
+            "tools": [{"name": "f", "input_schema": schema}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        },
+    }
+    async with box(tmp_path) as b:
+        reply = await b.client.post(path, json=GENERATING[path] | said[path])
+        assert reply.status_code == 200, reply.text
+        assert b.engine.diaries[-1].call.request.parallel_tool_calls is False
