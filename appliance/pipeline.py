@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from appliance.plugins import Plugins
 
 log = logging.getLogger("appliance.pipeline")
+Complete = Callable[[Call], Awaitable[Call]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +184,11 @@ class Pipeline:
         return None if await self.may(principal, "access.manage", resource) else principal.readers
 
     @asynccontextmanager
-    async def answer(self, call: Call, template: str) -> AsyncIterator[Answer]:
+    async def answer(self, call: Call, template: str, complete: Complete | None = None) -> AsyncIterator[Answer]:
         """Take a call through all steps; the body of the ``async with`` sends the chunks.
 
-        ``template`` is the route, for the trace. Raises any RequestError before the first chunk, and while iterating.
+        ``template`` is the route, for the trace. ``complete`` brings what the call goes on from, once it is admitted:
+        whoever is over a limit has nothing read. Raises any RequestError before the first chunk, and while iterating.
         """
         async with self._run(call, template) as (record, span, held, admissions):
             if call.background:
@@ -198,6 +200,10 @@ class Pipeline:
             if asks_logprobs(call.request):
                 await self.authorize(call.principal, "logprobs.read", call.model)
             await self._admit(call, record, held, admissions)
+            if complete is not None:
+                call = await complete(call)
+                if inputs is not None:
+                    check_inputs(call.model, inputs, call.request)
             for admission in admissions:
                 call = capped(call, admission)
             call = await self.filters.input(call)

@@ -195,6 +195,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     queries: tuple[str, ...] = ()
     """What was searched for before the answer; empty where nothing was."""
+    unread: int = 0
+    """Characters of what the request goes on from: admitters see it without that; later steps see all of it."""
     passages: tuple[Passage, ...] = ()
 
 

@@ -147,24 +147,25 @@ class ResponseQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def get_response(request: HttpRequest) -> Response[Any]:
     """``GET /v1/responses/{response_id}``, as an object or as the events behind ``starting_after``."""
     wanted = query_of(request, ResponseQuery)
-    row = await _row(request)
+    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+        row = await responses.get(session, request.path_params["response_id"], principal(request).user)
+        written = wanted.stream and await response_events.last(session, row.id) is not None
     if not wanted.stream:
         if wanted.starting_after is not None:
             raise BadRequest("starting_after needs stream to be true", param="starting_after")
         return answer(row.body)
-    pieces = await _again(request, row, wanted.starting_after)
+    pieces = _again(request, row, wanted.starting_after, written=written)
     return Stream(pieces, media_type=EVENT_STREAM, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
 
 
-async def _again(request: HttpRequest, row: StoredResponse, seen: int | None) -> AsyncIterable[bytes] | list[bytes]:
+def _again(
+    request: HttpRequest, row: StoredResponse, seen: int | None, *, written: bool
+) -> AsyncIterable[bytes] | list[bytes]:
     """The events of a response: as they were written down, or made from what was stored. Raises BadRequest."""
-    services, caller = runtime(request), principal(request)
-    async with services.database.tenant(caller.tenant, write=False) as session:
-        written = await response_events.last(session, row.id) is not None
     if request.method == "HEAD":
         return []
     if written:
-        return _followed(services, caller, row.id, -1 if seen is None else seen)
+        return _followed(runtime(request), principal(request), row.id, -1 if seen is None else seen)
     if row.status in responses.UNFINISHED:
         raise BadRequest(
             f"stream: this response was made without it and is {row.status}; ask again without stream", param="stream"

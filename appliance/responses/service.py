@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from appliance.pipeline import Pipeline
 
 PATH = "/v1/responses"
+_encode = msgspec.json.Encoder().encode
 Send = Callable[[Iterable[Json]], Awaitable[None]]
 """Takes events as they come about; must go through all of them."""
 Keep = Callable[["Prepared", list[Json]], Awaitable[None]]
@@ -50,7 +52,12 @@ class Prepared:
     principal: Principal
     input: list[Json]
     chat: ChatRequest
+    """Of the new input alone, and not checked, where it goes on from something."""
     builder: ResponseBuilder
+    extent: int | None
+    """How long what it goes on from is, in characters; ``None``: it goes on from nothing."""
+    new: list[Json]
+    """The input, and references to items of what it goes on from."""
 
     @property
     def response(self) -> Json:
@@ -75,7 +82,7 @@ class Responses:
         response_id: str | None = None,
         given: list[Json] | None = None,
     ) -> Prepared:
-        """Check a request and gather its context. ``given``: its input, if it was read before.
+        """Check a request; what it goes on from is read by ``generate``. ``given``: its input, if it was read before.
 
         Raises:
             BadRequest: naming the field. NotFound: what it continues is not there for this caller.
@@ -89,7 +96,16 @@ class Responses:
             await self.quotas.check(principal.tenant)
         new = read_input(request.input) if given is None else given
         check_parts(model.name, model.inputs, parts_of(new))
-        items = _resolved(await self._before(request, principal), new)
+        extent = await self._extent(request, principal)
+        own = [item for item in new if item["type"] != "item_reference"]
+        chat = self._chat(request, new) if extent is None else self._capped(chat_of(request, own))
+        status = "queued" if request.background else "in_progress"
+        builder = ResponseBuilder(new_response(request, response_id or new_id("resp_"), status), request.include or ())
+        return Prepared(request, principal, own, chat, builder, extent, new)
+
+    def _chat(self, request: ResponsesRequest, new: list[Json], before: Sequence[Json] = ()) -> ChatRequest:
+        """The whole chat, checked. Raises BadRequest, NotFound."""
+        items = _resolved(before, new)
         if not items:
             raise BadRequest("input must hold at least one item", param="input")
         if len(items) > self.limits.max_messages:
@@ -100,10 +116,11 @@ class Responses:
         chat = chat_of(request, items)
         with validate.in_words_of(OWN_NAMES):
             validate.check_chat(chat, self.limits)
+        return self._capped(chat)
+
+    def _capped(self, chat: ChatRequest) -> ChatRequest:
         validate.cap_tokens(chat, self.limits)
-        status = "queued" if request.background else "in_progress"
-        builder = ResponseBuilder(new_response(request, response_id or new_id("resp_"), status), request.include or ())
-        return Prepared(request, principal, [item for item in new if item["type"] != "item_reference"], chat, builder)
+        return chat
 
     async def _authorize(self, request: ResponsesRequest, principal: Principal) -> None:
         """Before anything is read or kept. An answer that nobody asked to keep is not, where the caller may not."""
@@ -116,9 +133,21 @@ class Responses:
         elif request.stored:
             request.store = await self.pipeline.may(principal, "responses.write", PATH)
 
-    async def _before(self, request: ResponsesRequest, principal: Principal) -> list[Json]:
+    async def _extent(self, request: ResponsesRequest, principal: Principal) -> int | None:
+        """How long what it goes on from is, in characters, without reading it; ``None``: it goes on from nothing."""
         if request.previous_response_id is None and request.conversation_id is None:
-            return []
+            return None
+        async with self.database.tenant(principal.tenant, write=False) as session:
+            if request.previous_response_id is not None:
+                return await responses.extent(session, request.previous_response_id, principal.user)
+            return await conversations.extent(session, request.conversation_id or "", principal.user)
+
+    async def _complete(self, prepared: Prepared, call: Call) -> Call:
+        """The call with what was said before, which is read once it is admitted."""
+        before = await self._before(prepared.request, prepared.principal)
+        return msgspec.structs.replace(call, request=self._chat(prepared.request, prepared.new, before))
+
+    async def _before(self, request: ResponsesRequest, principal: Principal) -> list[Json]:
         async with self.database.tenant(principal.tenant, write=False) as session:
             if request.previous_response_id is not None:
                 return await responses.turns(session, request.previous_response_id, principal.user)
@@ -142,7 +171,8 @@ class Responses:
             RequestError: before the first event or in between; then nothing was kept.
         """
         builder = prepared.builder
-        async with self.pipeline.answer(call, PATH) as answer:
+        complete = None if prepared.extent is None else partial(self._complete, prepared)
+        async with self.pipeline.answer(call, PATH, complete) as answer:
             if add_headers is not None:
                 add_headers(answer.headers)
             query = answer.call.queries[0] if answer.call.queries else None
@@ -166,6 +196,7 @@ class Responses:
             stream=bool(prepared.request.stream),
             background=background,
             headers=headers,
+            unread=prepared.extent or 0,
         )
 
     async def enqueue(self, prepared: Prepared) -> None:
@@ -197,7 +228,7 @@ class Responses:
             await conversations.append(session, found, [*prepared.input, *prepared.response["output"]])
 
 
-def _resolved(before: list[Json], new: list[Json]) -> list[Json]:
+def _resolved(before: Sequence[Json], new: list[Json]) -> list[Json]:
     """All items in order; references stand for items that came before. Raises NotFound."""
     known = {item["id"]: item for item in before if "id" in item}
     items = list(before)
@@ -218,4 +249,5 @@ def _row(prepared: Prepared) -> StoredResponse:
         previous_id=prepared.request.previous_response_id,
         body=prepared.response,
         input=prepared.input,
+        context=(prepared.extent or 0) + len(_encode(prepared.input)),
     )

@@ -33,6 +33,13 @@ async def get(session: AsyncSession, conversation_id: str, user: str | None, *, 
     return found
 
 
+async def extent(session: AsyncSession, conversation_id: str, user: str | None) -> int:
+    """Characters of all items of a conversation that this user may see; none is read. Raises NotFound."""
+    await get(session, conversation_id, user)
+    size = func.sum(func.length(cast(ConversationItem.body, Text)))
+    return await session.scalar(select(size).where(ConversationItem.conversation_id == conversation_id)) or 0
+
+
 async def items(session: AsyncSession, conversation_id: str) -> list[dict[str, Any]]:
     """All items, oldest first."""
     query = select(ConversationItem.body).where(ConversationItem.conversation_id == conversation_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Text, cast, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Text, cast, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest, NotFound, RateLimited
@@ -28,12 +28,51 @@ async def get(
     session: AsyncSession, response_id: str, user: str | None, param: str = "response_id", *, lock: bool = False
 ) -> StoredResponse:
     """One response that this user may see; ``lock`` it to change it. Raises NotFound."""
-    query = select(StoredResponse).where(StoredResponse.id == response_id)
-    query = query.where(or_(StoredResponse.user.is_(None), StoredResponse.user == user))
+    query = select(StoredResponse).where(StoredResponse.id == response_id, _of(user))
     found = await session.scalar(query.with_for_update() if lock else query)
     if found is None:
-        raise NotFound(f"no response has the id {response_id[:64]!r}; only stored ones can be fetched", param=param)
+        raise _unknown(response_id, param)
     return found
+
+
+async def extent(session: AsyncSession, response_id: str, user: str | None) -> int:
+    """Characters of all that whoever goes on from a response goes on from; none of it is read.
+
+    Raises:
+        NotFound: it is not there. BadRequest: it is not finished, or there is too much.
+    """
+    size = StoredResponse.context + func.length(cast(StoredResponse.body, Text))
+    query = select(StoredResponse.status, size).where(StoredResponse.id == response_id, _of(user))
+    found = (await session.execute(query)).one_or_none()
+    if found is None:
+        raise _unknown(response_id, "previous_response_id")
+    status, size_found = found
+    if status in UNFINISHED:
+        raise _unfinished(response_id, status)
+    if size_found > MAX_CONTEXT:
+        raise _too_long()
+    return int(size_found)
+
+
+def _of(user: str | None) -> ColumnElement[bool]:
+    return or_(StoredResponse.user.is_(None), StoredResponse.user == user)
+
+
+def _unknown(response_id: str, param: str) -> NotFound:
+    return NotFound(f"no response has the id {response_id[:64]!r}; only stored ones can be fetched", param=param)
+
+
+def _unfinished(response_id: str, status: str) -> BadRequest:
+    return BadRequest(
+        f"response {response_id} is still {status}; wait until it is completed", param="previous_response_id"
+    )
+
+
+def _too_long() -> BadRequest:
+    return BadRequest(
+        f"previous_response_id: what it continues holds more than {MAX_CONTEXT} characters; begin anew",
+        param="previous_response_id",
+    )
 
 
 async def turns(session: AsyncSession, response_id: str, user: str | None) -> list[dict[str, Any]]:
@@ -53,15 +92,10 @@ async def turns(session: AsyncSession, response_id: str, user: str | None) -> li
             )
         left -= await _size(session, next_id)
         if left < 0:
-            raise BadRequest(
-                f"previous_response_id: what it continues holds more than {MAX_CONTEXT} characters; begin anew",
-                param="previous_response_id",
-            )
+            raise _too_long()
         row = await get(session, next_id, user, "previous_response_id")
         if row.status in UNFINISHED:
-            raise BadRequest(
-                f"response {row.id} is still {row.status}; wait until it is completed", param="previous_response_id"
-            )
+            raise _unfinished(row.id, row.status)
         links.append(row)
         next_id = row.previous_id
     return [item for row in reversed(links) for item in (*row.input, *row.body["output"])]

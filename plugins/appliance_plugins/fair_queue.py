@@ -157,7 +157,7 @@ class Lease(Place):
         self._queue = queue
         self._record: CallRecord | None = None
         self._choices: int = getattr(call.request, "n", None) or 1
-        self._prompt = prompt_characters(call.request) / _CHARACTERS_PER_TOKEN
+        self._prompt = (prompt_characters(call.request) + call.unread) / _CHARACTERS_PER_TOKEN
         self._output = self._choices * _expected_tokens(call.request, queue.answer_tokens)
 
     def follow(self, record: CallRecord) -> None:

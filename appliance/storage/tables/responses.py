@@ -37,7 +37,7 @@ class StoredResponse(Tenanted, Base):
     lease_expires: Mapped[int] = mapped_column(BigInteger, default=0)
     """Background only: whoever runs it says so until then."""
     context: Mapped[int] = mapped_column(BigInteger, default=0)
-    """Characters, as JSON, of what it said and of all that it goes on from."""
+    """Characters, as JSON, of its input and of all that it goes on from."""
 
 
 class ResponseEvents(Tenanted, Base):

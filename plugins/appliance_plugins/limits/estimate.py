@@ -48,7 +48,7 @@ def estimate(call: Call, answer_tokens: int, retrieved_bytes: int) -> Estimate:
     """Look at the request's size. ``retrieved_bytes`` is what a search may add to a chat's prompt."""
     request = call.request
     if isinstance(request, ChatRequest):
-        prompt = sum(map(_message_tokens, request.messages))
+        prompt = sum(map(_message_tokens, request.messages)) + call.unread // BYTES_PER_TOKEN
         prompt += sum(_bytes(_strings(value)) for value in _schemas(request)) // BYTES_PER_TOKEN
         if retrieved_bytes:
             prompt += retrieved_bytes // BYTES_PER_TOKEN

@@ -186,8 +186,10 @@ async def stored_ids(b: Box) -> list[str]:
 async def test_deleting_ends_the_stream(box) -> None:
     async with held_box(box) as (b, _):
         first = await seen_until(await b.openai.responses.create(**MADE), "response.output_text.delta")
+        listeners = b.runtime.background.news._listeners
+        await eventually(lambda: not listeners)  # the first client has left
         listening = asyncio.create_task(again(b, first[0].response.id))
-        await eventually(lambda: b.runtime.background.news._listeners)
+        await eventually(lambda: listeners)
         await b.openai.responses.delete(first[0].response.id)
         assert "response.completed" not in {event.type for event in await listening}
         with pytest.raises(openai.NotFoundError):

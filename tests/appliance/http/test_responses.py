@@ -7,10 +7,15 @@ import openai
 import pytest
 from client_types import event_types, exactly
 from eventually import until
+from inline import Everything, Keys, provides
 from loopback import MODEL, Box, connection, request_bytes
 from openai.types.conversations import Conversation
 from openai.types.responses import Response, ResponseStreamEvent
+from sqlalchemy import update
 
+from appliance.plugin import Call, RateLimited
+from appliance.storage import conversations, responses
+from appliance.storage.tables.responses import StoredResponse
 from appliance.testing import CallTool, Emit, Fail, Finish, Wait, make_app, serving
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 
@@ -182,6 +187,52 @@ async def test_O_01_a_client_that_leaves_aborts_the_engine(box) -> None:
             writer.write(request_bytes("/v1/responses", {"model": "m", "input": "hi", "stream": True}))
             await until(lambda: b.engine.running)
         await until(lambda: b.engine.diaries[0].events == ["start", "abort"])
+
+
+class Full:
+    """An admitter that notes what it is asked and lets nothing in."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def admit(self, call: Call):
+        self.calls.append(call)
+        raise RateLimited("too many requests; wait", retry_after=3)
+
+
+async def test_what_a_response_goes_on_from_is_read_once_it_is_admitted(box, monkeypatch) -> None:
+    async with box([Emit("one")]) as b:
+        conversation = await b.openai.conversations.create(items=[{"role": "user", "content": "x" * 40_000}])
+        first = await b.openai.responses.create(model="m", input="1" * 40_000)
+        await b.openai.responses.create(model="m", input="2", conversation=conversation.id)
+    full, read = Full(), []
+    monkeypatch.setattr(responses, "turns", lambda *_: read.append("turns"))
+    monkeypatch.setattr(conversations, "items", lambda *_: read.append("items"))
+    async with box(full=provides(admitters=[full])) as b:
+        for before in ({"previous_response_id": first.id}, {"conversation": conversation.id}):
+            with pytest.raises(openai.RateLimitError):
+                await b.openai.responses.create(model="m", input="3", **before)
+        assert not read
+        assert all(40_000 < call.unread < 42_000 for call in full.calls)
+        assert [[message.content for message in call.request.messages] for call in full.calls] == [["3"]] * 2
+
+
+async def test_limits_count_what_a_response_goes_on_from_before_it_is_read(box) -> None:
+    async with box([Emit("one")]) as b:
+        first = await b.openai.responses.create(model="m", input="1" * 8000)
+        second = await b.openai.responses.create(model="m", input="2", previous_response_id=first.id)
+    keys = provides(authenticators=[Keys()], authorizers=[Everything()])
+    limited = {"plugins": ["limits"], "plugin": {"limits": {"key": {"tokens_per_day": 1500}, "answer_tokens": 16}}}
+    async with box([Emit("two")], config=limited, keys=keys) as b:
+        async with b.runtime.database.session() as session:
+            await session.execute(update(StoredResponse).values(tenant="a"))
+        good = b.openai.with_options(api_key="good")
+        assert (await good.responses.create(model="m", input="3")).output_text == "two"
+        for before in (first, second):
+            with pytest.raises(openai.BadRequestError) as error:
+                await good.responses.create(model="m", input="3", previous_response_id=before.id)
+            assert error.value.code == "request_over_limit"
+        assert len(b.engine.diaries) == 1
 
 
 # -- in the background -----------------------------------------------------------------------------------
