@@ -72,7 +72,9 @@ class RemoteKnowledge:
                 str(self._socket),
                 f"--replica={self._replica}",
             ],
-            env=dict(os.environ),  # the configuration may refer to any variable
+            # The configuration may refer to any variable. Vectors are compared by one thread: that takes as long as memory
+            # takes to read them, and several threads wait for each other wherever another process wants their cores.
+            env={"OPENBLAS_NUM_THREADS": "1", **os.environ},
             log_path=context.log_dir / "worker.log",
             ready=self._probe,
             start_timeout=START_SECONDS,
