@@ -99,13 +99,17 @@ async def events(
 
 
 def asked_by(context: Context, method: str, path: str, body: bytes = b"") -> Asked:
-    """A call as a request, without its transport's own headers."""
+    """A call as a request, without its transport's own headers.
+
+    Names are compared by TLS here: no web page speaks gRPC, which is what the check of ``Host`` is against.
+    """
     headers = [
         (name, value)
         for name, value in context.invocation_metadata() or ()
         if isinstance(value, str) and not name.startswith((":", "grpc-")) and name not in _OF_TRANSPORT
     ]
-    return Asked(method, path, [*headers, ("content-type", "application/json")], body, _address(context.peer()))
+    headers += [("content-type", "application/json"), ("host", "localhost")]
+    return Asked(method, path, headers, body, _address(context.peer()))
 
 
 @asynccontextmanager

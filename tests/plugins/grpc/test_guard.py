@@ -92,6 +92,12 @@ async def test_a19_what_a_key_may_not_do_by_http_it_may_not_do_by_grpc(tmp_path)
         assert box.engine.diaries == []
 
 
+async def test_a18_an_enforced_host_keeps_no_call_out(tmp_path) -> None:
+    config = GUARDED | {"server": {"enforce_allowed_hosts": True}}
+    async with grpc_box(tmp_path, config=config) as box:
+        assert (await box.call("ListModels", pb.ListModelsRequest(), key=box.admin)).data
+
+
 async def test_two_credentials_at_once_are_refused(tmp_path) -> None:
     async with grpc_box(tmp_path, config=GUARDED) as box:
         begin = box.channel.unary_unary(
