@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
@@ -89,6 +89,8 @@ def build() -> Json:
     paths: dict[str, Json] = {}
     for entry in TABLE:
         operation = _operation(entry, references, components)
+        if links := _links(entry, TABLE):
+            operation["responses"]["200"]["links"] = links
         paths.setdefault(_PARAMETER.sub(r"{\1}", entry.path), {})[entry.method.lower()] = operation
     document = {
         "openapi": "3.1.0",
@@ -129,7 +131,7 @@ def _security() -> Json:
 def _operation(entry: Entry, references: dict[Any, Json], components: dict[str, Json]) -> Json:
     operation: Json = {
         "summary": entry.summary,
-        "operationId": re.sub(r":\w+|\W+", "_", entry.method.lower() + entry.path).strip("_"),
+        "operationId": _operation_id(entry),
         "tags": [re.sub(r"^/v\d", "", entry.path).split("/")[1]],
         "parameters": [*_path_parameters(entry), *_query_parameters(entry, references, components)],
         "responses": {"200": _success(entry, references), **_failures(entry, references)},
@@ -144,6 +146,25 @@ def _operation(entry: Entry, references: dict[Any, Json], components: dict[str, 
     if given:
         operation["requestBody"] = {"required": True, "content": given}
     return operation
+
+
+def _operation_id(entry: Entry) -> str:
+    return re.sub(r":\w+|\W+", "_", entry.method.lower() + entry.path).strip("_")
+
+
+def _links(entry: Entry, table: Sequence[Entry]) -> Json:
+    """What may be asked of the object that an operation makes: the operations that take its id, and no other."""
+    if entry.method != "POST" or "id" not in getattr(entry.returns, "__struct_fields__", ()):
+        return {}
+    known = [name for name, _ in _PARAMETER.findall(entry.path)]
+    own = {name: f"$request.path.{name}" for name in known}
+    links: Json = {}
+    for other in table:
+        more = [name for name, _ in _PARAMETER.findall(other.path) if name not in known]
+        if len(more) == 1 and other.path.startswith(f"{entry.path}/{{"):
+            name = _operation_id(other)
+            links[name] = {"operationId": name, "parameters": {**own, more[0]: "$response.body#/id"}}
+    return links
 
 
 def takes_key(entry: Entry) -> bool:

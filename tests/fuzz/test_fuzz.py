@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.generation.stateful.state_machine import StepOutput
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -29,6 +30,8 @@ from schemathesis.specs.openapi.checks import (
 from appliance.http import openapi
 
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
+WALKED = 100
+"""A walk of some requests for so many of the other kind."""
 SEED = int(os.environ.get("FUZZ_SEED", "20261130"))
 CHECKS = [
     not_a_server_error,
@@ -71,9 +74,14 @@ def aim(case: Any) -> None:
         case.body["model"] = model_for(case.path)
 
 
-def problems(case: Any, url: str, seen: dict[int, int]) -> Iterator[str]:
+def answered(case: Any, url: str, seen: dict[int, int]) -> tuple[Any, list[str]]:
+    """The answer to a request, and what is wrong with it."""
     reply = case.call(base_url=url)
     seen[reply.status_code] = seen.get(reply.status_code, 0) + 1
+    return reply, list(problems(case, reply))
+
+
+def problems(case: Any, reply: Any) -> Iterator[str]:
     is_form = (case.media_type or "").startswith("multipart/")
     # A form holds texts alone: of a wrong type nothing is left on its way.
     checks = [check for check in CHECKS if not (is_form and check is negative_data_rejection)]
@@ -83,6 +91,34 @@ def problems(case: Any, url: str, seen: dict[int, int]) -> Iterator[str]:
         yield from (f"{type(e).__name__}: {str(e)[:600]}" for e in group.exceptions)
     if reply.status_code >= 400 and (found := LEAK.search(reply.text)):
         yield f"G3: an error tells {found[0]!r}: {reply.text[:300]}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(36_000)
+def test_G3_objects_are_made_asked_for_and_deleted_as_the_links_of_the_document_say(api):
+    seen: dict[int, int] = {}
+    print(f"FUZZ_SEED={SEED}")
+
+    class Walk(SCHEMA.as_state_machine()):
+        """Makes objects, and follows links from them."""
+
+        def step(self, input: Any) -> Any:  # noqa: A002 - its name in the class above
+            aim(input.case)
+            reply, found = answered(input.case, str(api.client.base_url), seen)
+            assert not found, "\n".join([input.case.as_curl_command(), *found])
+            return StepOutput(reply, input.case)
+
+    walks = settings(
+        max_examples=CASES // WALKED + 1,
+        stateful_step_count=8,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+        suppress_health_check=QUIET,
+    )
+    seed(SEED)(Walk).run(settings=walks)
+    print("walks", seen)
+    assert api.client.get("/readyz").status_code == 200
 
 
 @pytest.mark.slow
@@ -103,7 +139,7 @@ def test_G3_no_request_gets_an_answer_that_the_document_does_not_know(operation,
     @given(cases_for(operation, api.objects()))
     def attack(case: Any) -> None:
         aim(case)
-        found = list(problems(case, str(api.client.base_url), seen))
+        _, found = answered(case, str(api.client.base_url), seen)
         assert not found, "\n".join([case.as_curl_command(), *found])
 
     attack()

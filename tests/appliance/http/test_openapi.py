@@ -53,6 +53,21 @@ def test_every_operation_has_an_id_of_its_own_that_is_an_identifier():
     assert len(set(ids)) == len(ids)
 
 
+def test_an_object_that_is_made_is_linked_to_every_operation_that_takes_its_id():
+    by_id = {found["operationId"]: found for methods in DOCUMENT["paths"].values() for found in methods.values()}
+    file = DOCUMENT["paths"]["/v1/vector_stores/{vector_store_id}/files/{file_id}"]
+    made = DOCUMENT["paths"]["/v1/vector_stores/{vector_store_id}/files"]["post"]["responses"]["200"]["links"]
+    assert set(made) >= {file[method]["operationId"] for method in ("get", "post", "delete")}
+    linked = 0
+    for found in by_id.values():
+        for link in found["responses"]["200"].get("links", {}).values():
+            linked += 1
+            target = by_id[link["operationId"]]
+            assert set(link["parameters"]) == {item["name"] for item in target["parameters"] if item["in"] == "path"}
+            assert "$response.body#/id" in link["parameters"].values()
+    assert linked > 30
+
+
 @pytest.mark.parametrize("entry", every_entry())
 def test_an_operation_says_what_goes_in_and_what_comes_out(entry: Entry):
     found = operation(entry)
