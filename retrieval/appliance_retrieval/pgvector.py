@@ -12,6 +12,7 @@ attributes under GIN indexes. The tenant and the readers are terms of every stat
 # ruff: noqa: S608 - names in statements are our own; every value is bound
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from appliance.plugin import (
     VectorStoreFactory,
     hookimpl,
 )
-from appliance_retrieval.pgvector_database import PgvectorDatabase
+from appliance_retrieval.pgvector_database import PgvectorDatabase, Table
 from appliance_retrieval.pgvector_sql import (
     COLUMNS,
     K1,
@@ -51,6 +52,7 @@ from appliance_retrieval.places import place_of
 from appliance_retrieval.terms import query_terms
 
 _QUERY_TERMS = 500
+_SIZE_SECONDS = 10.0
 
 
 class PgvectorSettings(Strict, frozen=True):
@@ -96,6 +98,7 @@ class PgvectorStore:
 
     def __init__(self, database: PgvectorDatabase) -> None:
         self._database = database
+        self._sizes: dict[str, tuple[float, float, float]] = {}
 
     async def start(self) -> None:
         """Connect, and make extension and schema where they are not there. Raises StartError."""
@@ -184,25 +187,38 @@ class PgvectorStore:
         words = list(dict.fromkeys(query_terms(query)))[:_QUERY_TERMS]
         if table is None or not words:
             return []
+        size, mean = await self._size(table)
         parameters = Parameters()
-        given = parameters.bind(words, "text[]")
-        matched = parameters.bind(tsquery(words), "text")
+        given, matched = parameters.bind(words, "text[]"), parameters.bind(tsquery(words), "text")
+        size_, mean_ = parameters.bind(size, "float8"), parameters.bind(mean, "float8")
+        # One pass: what is hidden counts in how rare a word is, and nowhere else.
         statement = f"""
-            WITH size AS (SELECT count(*)::float8 AS chunks, greatest(avg(words), 1)::float8 AS mean FROM {table.name}),
-            weights AS (
-                SELECT word, ln(1 + (size.chunks - having_it + 0.5) / (having_it + 0.5)) AS weight
-                FROM size, (
-                    SELECT word, (SELECT count(*) FROM {table.name} WHERE terms @@ quote_literal(word)::tsquery)
-                        AS having_it FROM unnest({given}) AS word) AS counted)
-            SELECT {COLUMNS}, score FROM {table.name} JOIN (
-                SELECT id AS found, sum(weight * array_length(positions, 1) * {K1 + 1}
-                    / (array_length(positions, 1) + {K1} * ({1 - B} + {B} * words / size.mean))) AS score
-                FROM size, {table.name}, unnest(terms) AS kept JOIN weights ON word = kept.lexeme
-                WHERE terms @@ {matched}::tsquery AND {row_condition(scope, where, parameters)}
-                GROUP BY id ORDER BY score DESC, id LIMIT {int(limit)}) AS best ON id = found
-            ORDER BY score DESC, id"""
+            WITH found AS MATERIALIZED (
+                SELECT id, words, {row_condition(scope, where, parameters)} AS visible,
+                    lexeme, array_length(positions, 1) AS times
+                FROM {table.name},
+                    unnest(ts_filter(setweight(terms, 'A', {given}), '{{a}}')) AS kept (lexeme, positions)
+                WHERE terms @@ {matched}::tsquery),
+            weights AS MATERIALIZED (
+                SELECT lexeme, ln(1 + (greatest({size_}, chunks) - chunks + 0.5) / (chunks + 0.5)) AS weight
+                FROM (SELECT lexeme, count(*) AS chunks FROM found GROUP BY lexeme) AS counted),
+            best AS MATERIALIZED (
+                SELECT id, sum(weight * times * {K1 + 1} / (times + {K1} * ({1 - B} + {B} * words / {mean_}))) AS score
+                FROM found JOIN weights USING (lexeme) WHERE visible
+                GROUP BY id ORDER BY score DESC, id LIMIT {int(limit)})
+            SELECT {COLUMNS}, score FROM best JOIN {table.name} USING (id) ORDER BY score DESC, id"""
         rows = await self._database.read(statement, *parameters.values)
         return [Hit(chunk_of(row), float(row["score"])) for row in rows]
+
+    async def _size(self, table: Table) -> tuple[float, float]:
+        """Chunks of a collection and their mean number of words, as they were within ``_SIZE_SECONDS``."""
+        until, size, mean = self._sizes.get(table.name, (0.0, 0.0, 0.0))
+        if time.monotonic() > until:
+            statement = f"SELECT count(*)::float8 AS size, avg(words)::float8 AS mean FROM {table.name}"
+            (row,) = await self._database.read(statement)
+            size, mean = row["size"], max(row["mean"] or 0.0, 1.0)
+            self._sizes[table.name] = (time.monotonic() + _SIZE_SECONDS, size, mean)
+        return size, mean
 
     async def chunks(
         self, collection: str, file_id: str, *, scope: Scope, offset: int = 0, limit: int = 1000

@@ -64,7 +64,8 @@ class Table:
         yield f"CREATE INDEX ON {self.name} (file_id, position, id)"
         yield f"CREATE INDEX ON {self.name} (tenant)"
         yield f"CREATE INDEX ON {self.name} USING gin (readers)"
-        yield f"CREATE INDEX ON {self.name} USING gin (terms)"
+        # Without the list of pending entries, which every search would read through until it is emptied.
+        yield f"CREATE INDEX ON {self.name} USING gin (terms) WITH (fastupdate = off)"
         if self.dimensions <= 2 * _MOST_INDEXED:
             kind = self.type.partition("(")[0]
             yield f"CREATE INDEX ON {self.name} USING hnsw ((dense::{self.type}) {kind}_cosine_ops)"

