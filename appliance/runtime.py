@@ -123,10 +123,17 @@ class Runtime:
         """Beside the engines: a large model loads for minutes, in which documents can be indexed."""
         await knowledge.start()
         if self.config.retrieval.stores:
+            await self._fill_stores(knowledge)
+
+    async def _fill_stores(self, knowledge: Knowledge) -> None:
+        """Wait for what is in ``retrieval.stores``; the worker goes on with what does not come in time."""
+        try:
             for report in await knowledge.sync(SyncOrder(names=seeds(self.config))):
                 if report.error or report.failed:
                     log.warning("%s is not up to date: %s", report.name, report.error or report.failures)
-            await until_indexed(self.config, self.database)
+        except ApplianceError as error:
+            log.warning("retrieval.stores are not up to date: %s", error)
+        await until_indexed(self.config, self.database)
 
     async def _warn_of_unknown_stores(self) -> None:
         """A bound store may still be made through the API, so a name that nobody has is no reason not to start."""

@@ -233,6 +233,7 @@ class LocalKnowledge:
         self._reindexer = Reindexer(database, self._backend, self._ingestor, self._embedders)
         self._held.push_async_callback(self._reindexer.stop)
         self._reindexer.start()
+        await asyncio.to_thread(indexer.blobs.start)  # sources write files too, and no server may have run here yet
         self._sources = Sources(self._context.config, database, indexer.blobs, self._ingestor)
         self._held.push_async_callback(self._sources.stop)
         self._sources.start()

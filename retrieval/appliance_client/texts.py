@@ -211,9 +211,9 @@ def _uploaded(texts: Sequence[Text]) -> Steps[list[str]]:
     """Ids of new files; if one cannot be made, there are none."""
     answers = yield [
         Request(
-            method="POST", path="/files", body={"purpose": "assistants"}, file=(f"{number}.txt", text.text.encode())
+            method="POST", path="/files", body={"purpose": "assistants"}, file=(_filename(text.id), text.text.encode())
         )
-        for number, text in enumerate(texts)
+        for text in texts
     ]
     files = [answer["id"] for answer in answers if isinstance(answer, dict)]
     if len(files) < len(answers):

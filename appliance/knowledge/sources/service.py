@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Coroutine
@@ -12,7 +13,7 @@ from typing import Any
 from appliance.config import Config, SourceConfig
 from appliance.errors import ApplianceError, NotFound
 from appliance.knowledge.report import SourceReport, SyncOrder
-from appliance.knowledge.sources.opening import configured
+from appliance.knowledge.sources.opening import configured, is_seed
 from appliance.knowledge.sources.sync import Indexing, Sync
 from appliance.storage import sources
 from appliance.storage.blobs import BlobStore
@@ -31,7 +32,7 @@ class Sources:
         self._blobs = blobs
         self._indexing = indexing
         self._wanted = {source.name: source for source in configured(config)}
-        self._due = {source.name: 0.0 for source in self._wanted.values() if source.every}
+        self._due = {source.name: 0.0 for source in self._wanted.values() if source.every or is_seed(source)}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._running: set[asyncio.Task[object]] = set()
         self._loop: asyncio.Task[None] | None = None
@@ -92,9 +93,9 @@ class Sources:
 
     async def _turn(self) -> None:
         """Begin what is due; what is at work already is left alone."""
-        for name, due in self._due.items():
+        for name, due in tuple(self._due.items()):
             if due <= time.monotonic() and not self._locks[name].locked():
-                self._due[name] = time.monotonic() + self._wanted[name].every
+                self._due[name] = time.monotonic() + (self._wanted[name].every or math.inf)
                 self._begin(self._sync(self._wanted[name], SyncOrder()))
         async with self._database.session(write=False) as session:
             names = await sources.with_news(session)
