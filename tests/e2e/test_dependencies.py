@@ -108,7 +108,7 @@ async def answered(ask: Ask) -> None:
 
 @asynccontextmanager
 async def database(hold: Any, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    monkeypatch.setattr(storage, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(storage, "CONNECT_SECONDS", 1.5)
     url = postgres.database()
     async with Relay(urlsplit(url).port or 0) as relay:
         relayed = url.replace(f":{urlsplit(url).port}/", f":{relay.port}/")
@@ -129,7 +129,7 @@ async def database(hold: Any, postgres: Postgres, monkeypatch: pytest.MonkeyPatc
 
 @asynccontextmanager
 async def database_file(hold: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    monkeypatch.setattr(storage, "BUSY_SECONDS", 0.5)
+    monkeypatch.setattr(storage, "BUSY_SECONDS", 1.0)
     async with hold({}) as client:
         engine = database_of(client)._engine
         assert engine is not None
@@ -311,7 +311,7 @@ async def milvus(hold: Any, tmp_path: Path) -> AsyncIterator[Scene]:
                 "plugins": ["milvus", "documents", "tokens"],
                 "models": [{"name": "m", "engine": "scripted"}, WORDS],
                 "retrieval": {"vector_store": "milvus"},
-                "plugin": {"milvus": {"uri": f"http://127.0.0.1:{relay.port}", "timeout": 3.0}},
+                "plugin": {"milvus": {"uri": f"http://127.0.0.1:{relay.port}", "timeout": 6.0}},
             }
             async with hold(config) as client:
                 store = await indexed(client)
@@ -331,7 +331,7 @@ async def milvus(hold: Any, tmp_path: Path) -> AsyncIterator[Scene]:
 async def engine(hold: Any) -> AsyncIterator[Scene]:
     upstream = await asyncio.start_server(UpstreamServer(hello).serve, "127.0.0.1", 0)
     async with upstream, Relay(upstream.sockets[0].getsockname()[1]) as relay:
-        options = {"base_url": f"http://127.0.0.1:{relay.port}/v1", "connect_timeout": 2, "timeout": 2}
+        options = {"base_url": f"http://127.0.0.1:{relay.port}/v1", "connect_timeout": 4, "timeout": 4}
         models = [{"name": "m", "engine": "openai", "options": options}, {"name": "other", "engine": "scripted"}]
         async with hold({"plugins": ["openai"], "models": models}) as client:
             asks = {"a chat with its model": chat(client), "a chat with another model": chat(client, model="other")}
