@@ -113,6 +113,24 @@ async def hello(exchange: Exchange) -> None:
         await exchange.json(200, _answer(exchange))
 
 
+async def heard_by_vllm(exchange: Exchange) -> None:
+    """A transcript as vLLM gives it: billed by the second, and streamed in chunks as of a chat."""
+    fields = dict(exchange.form)
+    if fields.get("stream") != "true":
+        await exchange.json(200, {"text": "Good day.", "usage": {"type": "duration", "seconds": 2}})
+        return
+    head = {"id": "trsc-1", "object": "transcription.chunk", "created": CREATED, "model": fields["model"]}
+    await exchange.begin()
+    for text, reason in (("Good", None), (" day.", "stop")):
+        delta = {"delta": {"content": text}, "finish_reason": reason, "stop_reason": None}
+        await exchange.send(event({**head, "choices": [delta], "usage": None}))
+    if fields.get("stream_include_usage") == "true":
+        counts = {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}
+        await exchange.send(event({**head, "choices": [], "usage": counts}))
+    await exchange.send(b"data: [DONE]\n\n")
+    await exchange.end()
+
+
 def hello_events(exchange: Exchange) -> list[bytes]:
     said = (("", None), ("Hello", None), (" there.", None), ("", "stop"))
     pieces = [choice(exchange, text, reason, i) for i in range(_choices(exchange)) for text, reason in said]

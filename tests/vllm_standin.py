@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engine_upstream import Exchange, UpstreamServer, choice, event, hello
+from engine_upstream import Exchange, UpstreamServer, choice, event, heard_by_vllm, hello
 
 SICK_SECONDS = 1.0
 
@@ -25,8 +25,11 @@ class Standin:
         self.sick = False
 
     async def answer(self, exchange: Exchange) -> None:
+        if exchange.path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
+            await heard_by_vllm(exchange)
+            return
         text = _last_text(exchange)
-        if exchange.path == "/v1/embeddings":
+        if exchange.path in ("/v1/embeddings", "/v1/audio/speech"):
             await exchange.json(404, {"detail": "Not Found"})
         elif self.sick:
             await exchange.json(503 if exchange.path == "/health" else 500, {"error": {"message": "EngineDeadError"}})

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import vllm_standin
 from eventually import until
@@ -20,6 +21,7 @@ from processes import processes_with
 from appliance.config import parse
 from appliance.context import AppContext
 from appliance.plugin import (
+    Attachment,
     BadRequest,
     Call,
     ChatRequest,
@@ -29,9 +31,12 @@ from appliance.plugin import (
     EngineUnavailable,
     Message,
     ModelSpec,
+    SpeechRequest,
     StartError,
+    TranscriptionRequest,
 )
 from appliance.testing.contracts.engine import EngineContract, collect, generate, text_of
+from appliance.testing.contracts.media import gathered
 from appliance_engines import vllm as module
 from appliance_engines.vllm import VllmEngine, make_engine
 
@@ -201,3 +206,26 @@ async def test_a_call_under_an_adapters_name_goes_to_the_adapter(tmp_path: Path)
 def test_files_that_do_not_exist_are_named_before_anything_starts(tmp_path: Path, options: dict) -> None:
     with pytest.raises(ConfigError, match=r"models\[0\]\.options\.\w+.*: .*none"):
         make(tmp_path, **options)
+
+
+# -- recordings ----------------------------------------------------------------------------------------------------
+
+
+def recording(*, stream: bool = False) -> Call:
+    request = TranscriptionRequest(model="m", file=Attachment("a.wav", "audio/wav", b"RIFF"), stream=stream)
+    return Call(id="call", operation="transcription", model="m", request=request, stream=stream)
+
+
+async def test_a_recording_is_written_down_plain_and_streamed_with_its_tokens(tmp_path: Path) -> None:
+    async with running(make(tmp_path)) as engine:
+        assert msgspec.json.decode(await gathered(engine, recording()))["text"] == "Good day."
+        *deltas, done = (await gathered(engine, recording(stream=True))).decode().split("\n\n")[:-1]
+    assert len(deltas) == 2
+    assert '"text":"Good day.","usage":{"type":"tokens","input_tokens":7,"output_tokens":4' in done
+
+
+async def test_a_vllm_does_not_speak(tmp_path: Path) -> None:
+    call = Call(id="call", operation="speech", model="m", request=SpeechRequest(model="m", input="hi", voice="a"))
+    async with running(make(tmp_path)) as engine:
+        with pytest.raises(BadRequest, match="the model m makes no speech"):
+            await gathered(engine, call)
