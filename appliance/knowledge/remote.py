@@ -72,8 +72,8 @@ class RemoteKnowledge:
                 str(self._socket),
                 f"--replica={self._replica}",
             ],
-            # The configuration may refer to any variable. Vectors are compared by one thread: that takes as long as memory
-            # takes to read them, and several threads wait for each other wherever another process wants their cores.
+            # The configuration may refer to any variable. One thread compares vectors: it takes as long as reading them
+            # from memory, and several would wait for each other wherever another process wants their cores.
             env={"OPENBLAS_NUM_THREADS": "1", **os.environ},
             log_path=context.log_dir / "worker.log",
             ready=self._probe,
