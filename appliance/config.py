@@ -199,6 +199,8 @@ class RetrievalConfig(Strict, frozen=True):
     """Seconds a parser may take for one file."""
     parse_memory: Bytes = 2 * 2**30
     """Bytes of address space a parser may use."""
+    if_unavailable: Literal["refuse", "answer"] = "refuse"
+    """Chat only: what to do while the vector store is out of reach; answers without documents say so in a header."""
     default_access: Literal["public", "owner"] = "public"
     """Who sees a file in a vector store where the client says nothing: everybody of its tenant, or who put it there."""
     rewrite_model: str | None = None

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from appliance.plugins import Plugins
 
 log = logging.getLogger("appliance.pipeline")
+UNGROUNDED = "x-appliance-ungrounded"
+"""The header of an answer whose documents could not be searched."""
 Complete = Callable[[Call], Awaitable[Call]]
 
 
@@ -212,10 +214,11 @@ class Pipeline:
             chunks = await self._generate(call, record, span, held)
             chunks = _metered(chunks, record, admissions, held)
             chunks = self.filters.output(call, chunks, held)
-            chunks = cited(call, chunks) if call.passages else chunks
+            chunks = cited(call, chunks) if call.queries else chunks
             chunks = await held.enter_async_context(aclosing(chunks))  # type: ignore[type-var]
             scores = bool(call.passages) and await self.may(call.principal, "scores.read", call.model)
-            yield Answer(call, chunks, _headers(admissions), scores, record)
+            headers = {**_headers(admissions), **({UNGROUNDED: "true"} if call.ungrounded else {})}
+            yield Answer(call, chunks, headers, scores, record)
 
     @asynccontextmanager
     async def produce(self, call: Call, template: str) -> AsyncIterator[Production]:
@@ -338,7 +341,13 @@ class Pipeline:
         if search is None:
             return call
         tokenizer = self.models.resolve(call.model, call.principal).tokenizer
-        found = await self._findings(call, search, partial(self.retriever.search, tokenizer=tokenizer), span)
+        try:
+            found = await self._findings(call, search, partial(self.retriever.search, tokenizer=tokenizer), span)
+        except RetrievalUnavailable as error:
+            if not self.retriever.may_be_missed:
+                raise
+            log.warning("call %s is answered without documents: %s", call.id, error)
+            return msgspec.structs.replace(self.retriever.augment(call, ()), ungrounded=True)
         return self.retriever.augment(call, found.passages, search.queries)
 
     async def _findings(

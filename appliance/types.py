@@ -198,6 +198,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     unread: int = 0
     """Characters of what the request goes on from: admitters see it without that; later steps see all of it."""
     passages: tuple[Passage, ...] = ()
+    ungrounded: bool = False
+    """Documents should have been searched and could not be; the operator wants it answered all the same."""
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -99,6 +99,11 @@ class Retriever:
         found = await self._knowledge.search(search, scope_of(call.principal))
         return msgspec.structs.replace(found, passages=[whole(passage) for passage in found.passages])
 
+    @property
+    def may_be_missed(self) -> bool:
+        """Whether chats are answered without documents while those cannot be searched."""
+        return self._config.if_unavailable == "answer"
+
     def augment(self, call: Call, passages: Sequence[Passage], queries: tuple[str, ...] = ()) -> Call:
         """The call with the passages in its system message, and without the ``file_search`` tool."""
         request = self._request_with(call, passages)

@@ -137,3 +137,33 @@ async def tried(b: Box, store: str, file: str) -> bool:
     """Whether the file's job met the outage, and was put back."""
     async with b.runtime.database.session(write=False) as session:
         return any(job.not_before > 0 for job in (await session.scalars(select(Job).where(Job.file_id == file))).all())
+
+
+async def test_where_the_operator_wants_it_chats_are_answered_without_documents_and_say_so(box: Any) -> None:
+    config = {
+        "plugins": ["langchain", "documents", "tokens"],
+        "models": [{"name": "m", "engine": "scripted"}, {"name": "words", "embedder": "scripted_embedder"}],
+        "retrieval": {"vector_store": "langchain", "if_unavailable": "answer"},
+        "plugin": {"langchain": {"class": "class_stores.LangChainStore", "filter": "function"}},
+    }
+    async with (
+        class_path("LangChainStore", {}) as backend,
+        box(config=config, scripted_embedder=ScriptedEmbedder()) as b,
+    ):
+        store = await b.openai.vector_stores.create(name="kb")
+        await b.openai.vector_stores.files.upload_and_poll(
+            vector_store_id=store.id, file=("a.txt", b"The zebrafinch sings."), poll_interval_ms=50
+        )
+        tool = {"type": "file_search", "vector_store_ids": [store.id]}
+        assert "x-appliance-ungrounded" not in (await b.chat(tools=[tool])).headers
+        await backend.cut()
+        for stream in (False, True):
+            answer = await b.chat(tools=[tool], stream=stream)
+            assert (answer.status_code, answer.headers["x-appliance-ungrounded"]) == (200, "true")
+            assert "hello" in answer.text
+            assert "file_citation" not in answer.text
+        response = await b.client.post("/v1/responses", json={"model": "m", "input": "hi", "tools": [tool]})
+        assert (response.status_code, response.headers["x-appliance-ungrounded"]) == (200, "true")
+        assert_openai_error(await search(b, store.id), 503)
+        unknown = await b.chat(tools=[{"type": "file_search", "vector_store_ids": ["vs_unknown"]}])
+        assert_openai_error(unknown, 404)
