@@ -106,7 +106,7 @@ def _summary(payload: bytes, record: CallRecord) -> _Summary:
 
 
 async def cited(call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    """Add ``annotations`` to the message, or to each choice's last delta of a stream."""
+    """Add ``annotations`` to the message, or to each choice's last delta of a stream; those of the engine go."""
     part = "delta" if call.stream else "message"
     question = question_of(call.request)
     texts: dict[int, Citations] = {}
@@ -124,7 +124,8 @@ def _cite(choice: dict[str, Any], part: str, citations: Citations) -> bool:
     if not isinstance(message, dict):
         return False
     citations.read(message.get("content") or "")
-    if not choice.get("finish_reason"):
-        return False
-    message["annotations"] = citations.annotations()
+    own = citations.annotations() if choice.get("finish_reason") else []
+    if not own:
+        return message.pop("annotations", None) is not None
+    message["annotations"] = own
     return True

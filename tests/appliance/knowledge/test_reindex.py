@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 import pytest
 from eventually import until
@@ -14,6 +16,7 @@ from appliance.storage import stores
 from appliance.storage.ids import now
 from appliance.storage.tables import RebuiltFile, Reindex, StoreFile, VectorStore
 from appliance.storage.tables.audit import AuditRow
+from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Access, Scope, Search
 
 
@@ -455,3 +458,30 @@ async def test_rows_that_fail_to_be_indexed_first_time_are_no_matter_of_the_seco
     async with made.database.session(write=False) as session:
         row = await session.get(StoreFile, (store, blank))
     assert (row.status, row.error_code) == ("failed", "invalid_file")
+
+
+class Backwards(ScriptedEmbedder):
+    """Another model with vectors of the same length: every one points the other way."""
+
+    def vector(self, item):
+        return array("f", [-x for x in array("f", super().vector(item))]).tobytes()
+
+
+async def test_o24_f9_no_collection_ever_holds_vectors_of_two_models_of_equal_length(tmp_path) -> None:
+    models = {"old": old_model(), "new": Backwards(fingerprint="new-weights", batch_size=1)}
+    async with two_models(tmp_path, models) as made:
+        store, _ = await filled(made)
+        hold(made, "new", after=3)
+        await made.begin(store)
+        await held(made, "new")
+        await made.add(store, "zebrafinch while it is built")
+        made.embedders["new"].release()
+        await made.served_by(store, "new")
+        await made.add(store, "zebrafinch after the switch")
+        await made.order("rollback", store)
+        await made.served_by(store, "old")
+        await made.add(store, "zebrafinch after going back")
+        for name, model in ((store, "old"), (f"{store}_1", "new")):
+            rows = made.backend._collections[name].rows.values()
+            assert len(rows) >= 8
+            assert all(row.vector.tobytes() == models[model].vector(row.chunk.text) for row in rows), name
