@@ -363,12 +363,12 @@ def words_of(messages: Sequence[Message]) -> list[str]:
 
 
 def last_user_text(call: Call) -> str:
-    """The text of the last user message, or the prompt."""
+    """The text of the last user message, or the prompt; nothing where a request has neither."""
     if isinstance(call.request, ChatRequest):
         return next((message_text(m) for m in reversed(call.request.messages) if m.role == "user"), "")
     if isinstance(call.request, MediaRequest):
         return " ".join(call.request.texts)
-    return str(call.request.prompt)
+    return str(getattr(call.request, "prompt", ""))
 
 
 class ScriptedOptions(Strict, frozen=True):
