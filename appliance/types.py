@@ -181,7 +181,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One request on its way through the pipeline.
 
     ``model`` is the name the client used, ``request`` the decoded body (``appliance.wire``), ``headers``
-    the lower-cased request headers. ``stream`` is true when the client wants server-sent events.
+    the lower-cased request headers. ``stream`` is true when the client wants server-sent events. The operation
+    ``write`` makes or changes something that is kept: it has no model and no request, and only admitters see it.
     """
 
     id: str

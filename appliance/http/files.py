@@ -23,6 +23,8 @@ from appliance.storage.ids import new_id
 from appliance.storage.tables import File
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+BATCH_PURPOSES = ("batch", "batch_output")
+"""Of the files that permissions of batches reach."""
 MAX_FILES_PAGE = 10_000
 BATCH_FILE_SECONDS = 30 * 86_400
 _READ_BYTES = 1 << 20
@@ -43,6 +45,7 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
         form = Upload(writer, services.config.server.max_file_bytes)
         await form.read(request.scope["headers"], request.receive)
         purpose = check_purpose(form.fields.get("purpose"))
+        await check_reach(request, purpose, "files.write")
         kept = kept_seconds(purpose, _expiry(form.fields))
         try:
             await writer.commit(file_id)
@@ -75,12 +78,12 @@ async def list_files(request: HttpRequest) -> Response[bytes]:
 
 async def get_file(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/files/{file_id}``."""
-    return answer(file_object(await _row(request)))
+    return answer(file_object(await _row(request, "files.read")))
 
 
 async def download_file(request: HttpRequest) -> Stream:
     """``GET /v1/files/{file_id}/content``: the bytes as they were uploaded, never to be rendered by a browser."""
-    row = await _row(request)
+    row = await _row(request, "files.read")
     path = runtime(request).blobs.path(row.id)
     if not path.exists():
         raise NotFound(f"the bytes of file {row.id} are gone; upload it again", param="file_id")
@@ -95,15 +98,28 @@ async def download_file(request: HttpRequest) -> Stream:
 
 async def delete_file(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/files/{file_id}``: out of every vector store first, then the row, then the bytes."""
-    row, services = await _row(request), runtime(request)
+    row, services = await _row(request, "files.write"), runtime(request)
     scope = scope_of(principal(request))
     await remove_file(services.database, services.knowledge, services.blobs, scope, row.id)
     return answer(Deleted(id=row.id, object="file"))
 
 
-async def _row(request: HttpRequest) -> File:
-    async with tenant_session(request, write=False) as session:
-        return await files.get(session, request.path_params["file_id"], principal(request).user)
+async def _row(request: HttpRequest, action: str) -> File:
+    """The file of the path, for who may do this to all files or to those of batches. Raises NotFound, Forbidden."""
+    try:
+        async with tenant_session(request, write=False) as session:
+            row = await files.get(session, request.path_params["file_id"], principal(request).user)
+    except NotFound:
+        await check_reach(request, None, action)  # whoever may see no other file learns of none
+        raise
+    await check_reach(request, row.purpose, action)
+    return row
+
+
+async def check_reach(request: HttpRequest, purpose: str | None, action: str) -> None:
+    """Whoever was let in by a permission of batches gets at their files alone. Raises Forbidden for others."""
+    if purpose not in BATCH_PURPOSES:
+        await runtime(request).pipeline.authorize(principal(request), action, request.scope["path"])
 
 
 def check_purpose(purpose: str | None) -> str:

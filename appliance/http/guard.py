@@ -25,6 +25,8 @@ from appliance.permissions import PUBLIC
 from appliance.types import ANONYMOUS
 
 ACTION = "action"
+ALSO = "also"
+"""In the ``opt`` of a route: an action that lets its callers in too; the handler decides how far they get."""
 OTHER_ACTIONS = "other_actions"
 """In the ``opt`` of a route that serves several methods: the actions of those that need another, by method."""
 _CREDENTIALS = (b"authorization", *(name.encode() for name in KEY_HEADERS))
@@ -61,7 +63,10 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     if principal is ANONYMOUS:
         check_page(headers[":method"], headers, server)
     # The hot routes ask for their model in the pipeline.
-    if action != "models.use":
+    if action == "models.use":
+        return
+    also = handler.opt.get(ALSO)
+    if also is None or not await pipeline.may(principal, also, scope["path"]):
         await pipeline.authorize(principal, str(action), scope["path"])
 
 

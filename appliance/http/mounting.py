@@ -14,7 +14,7 @@ from appliance.errors import MethodNotAllowed
 from appliance.http import audit, hot, openapi
 from appliance.http.admitting import admitted
 from appliance.http.errors import FORM
-from appliance.http.guard import ACTION, OTHER_ACTIONS
+from appliance.http.guard import ACTION, ALSO, OTHER_ACTIONS
 from appliance.http.idempotency import idempotent
 from appliance.http.request_id import answer_headers
 from appliance.http.requests import HttpRequest
@@ -67,7 +67,8 @@ def _as_app(handler: Handler) -> ASGIApp:
 
 def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
     action = PUBLIC if public_docs and entry.action == "docs.read" else entry.action
-    route = HTTPRouteHandler(entry.path, http_method=_methods(entry), opt={ACTION: action}, status_code=200)  # type: ignore[arg-type]
+    opt = {ACTION: action, **({ALSO: entry.also} if entry.also else {})}
+    route = HTTPRouteHandler(entry.path, http_method=_methods(entry), opt=opt, status_code=200)  # type: ignore[arg-type]
     return route(_wrapped(entry))
 
 

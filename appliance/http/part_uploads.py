@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from litestar import Response
 
 from appliance.errors import BadRequest, NotFound
-from appliance.http.files import check_purpose, kept_seconds
+from appliance.http.files import check_purpose, check_reach, kept_seconds
 from appliance.http.forms import label
 from appliance.http.objects import CompleteUpload, CreateUpload, part_object, upload_object
 from appliance.http.requests import HttpRequest, answer, principal, read_json, runtime, tenant_session
@@ -34,6 +34,7 @@ async def create_upload(request: HttpRequest) -> Response[bytes]:
     if body.bytes > limit:
         raise BadRequest(f"bytes must be at most {limit} (server.max_file_bytes); split the file", param="bytes")
     purpose = check_purpose(body.purpose)
+    await check_reach(request, purpose, "files.write")
     row = PendingUpload(
         id=new_id("upload_"),
         user=principal(request).user,
@@ -106,6 +107,7 @@ async def _complete(request: HttpRequest, body: CompleteUpload) -> Response[byte
 
 async def cancel_upload(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/uploads/{upload_id}/cancel``: its parts are deleted. Cancelling it again changes nothing."""
+    await _row(request)
     async with tenant_session(request) as session:
         row = await uploads.get(session, _id(request), principal(request).user, lock=True)
         if row.status == "cancelled":
@@ -122,8 +124,15 @@ def _id(request: HttpRequest) -> str:
 
 
 async def _row(request: HttpRequest) -> PendingUpload:
-    async with tenant_session(request, write=False) as session:
-        return await uploads.get(session, _id(request), principal(request).user)
+    """The upload of the path, for who may make files of all kinds or those of batches. Raises NotFound, Forbidden."""
+    try:
+        async with tenant_session(request, write=False) as session:
+            row = await uploads.get(session, _id(request), principal(request).user)
+    except NotFound:
+        await check_reach(request, None, "files.write")
+        raise
+    await check_reach(request, row.purpose, "files.write")
+    return row
 
 
 async def _file(request: HttpRequest, row: PendingUpload) -> File | None:

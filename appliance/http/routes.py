@@ -67,6 +67,8 @@ class Entry:
 
     ``body`` is JSON, ``form`` a multipart form, ``query`` its parameters, ``media`` the types of its success.
 
+    ``also`` is an action that lets in callers who may do only a part of it; the handler sees to that.
+
     ``keeps``: it makes an object that its tenant keeps, which quotas count.
 
     ``audit`` is what the audit log calls it, one of ``appliance.audit.ACTIONS``; ``None`` where it tells nothing.
@@ -84,6 +86,7 @@ class Entry:
     form: type[Any] | None = None
     media: tuple[str, ...] = (JSON,)
     keeps: bool = False
+    also: str | None = None
 
 
 _hot = {route.path: route for route in (*chat.HOT_ROUTES, responses.RESPONSES_ROUTE, messages.MESSAGES_ROUTE)}
@@ -179,22 +182,24 @@ TABLE: tuple[Entry, ...] = (
     Entry("GET", "/v1/models/{model_id:path}", "models.read", "Get a model", models.get_model,
           returns=models.ModelObject),
     Entry("POST", _FILES, "files.write", "Upload a file", files.upload_file, returns=objects.FileObject,
-          audit="files.create", form=answers.UploadForm, keeps=True),
+          audit="files.create", form=answers.UploadForm, keeps=True, also="batches.write"),
     Entry("GET", _FILES, "files.read", "List files", files.list_files,
           returns=answers.Listing[objects.FileObject], query=files.FilePage),
-    Entry("GET", _FILE, "files.read", "Get a file", files.get_file, returns=objects.FileObject),
+    Entry("GET", _FILE, "files.read", "Get a file", files.get_file, returns=objects.FileObject, also="batches.read"),
     Entry("DELETE", _FILE, "files.write", "Delete a file", files.delete_file, returns=objects.Deleted,
-          audit="files.delete"),
+          audit="files.delete", also="batches.write"),
     Entry("GET", f"{_FILE}/content", "files.read", "Download a file", files.download_file,
-          returns=answers.Binary, audit="files.download", media=("application/octet-stream",)),
+          returns=answers.Binary, audit="files.download", media=("application/octet-stream",), also="batches.read"),
     Entry("POST", "/v1/uploads", "files.write", "Begin an upload in parts", part_uploads.create_upload,
-          body=objects.CreateUpload, returns=objects.UploadObject, audit="uploads.create", keeps=True),
+          body=objects.CreateUpload, returns=objects.UploadObject, audit="uploads.create", keeps=True,
+          also="batches.write"),
     Entry("POST", f"{_UPLOAD}/parts", "files.write", "Upload a part", part_uploads.add_part,
-          returns=objects.UploadPartObject, form=answers.PartForm, audit="uploads.part", keeps=True),
+          returns=objects.UploadPartObject, form=answers.PartForm, audit="uploads.part", keeps=True,
+          also="batches.write"),
     Entry("POST", f"{_UPLOAD}/complete", "files.write", "Make a file of the parts", part_uploads.complete_upload,
-          body=objects.CompleteUpload, returns=objects.UploadObject, audit="uploads.complete"),
+          body=objects.CompleteUpload, returns=objects.UploadObject, audit="uploads.complete", also="batches.write"),
     Entry("POST", f"{_UPLOAD}/cancel", "files.write", "Cancel an upload", part_uploads.cancel_upload,
-          returns=objects.UploadObject, audit="uploads.cancel"),
+          returns=objects.UploadObject, audit="uploads.cancel", also="batches.write"),
     Entry("POST", _STORES, "stores.write", "Create a vector store", vector_stores.create_store,
           body=objects.CreateVectorStore, returns=_STORE, audit="stores.create", keeps=True),
     Entry("GET", _STORES, "stores.read", "List vector stores", vector_stores.list_stores,
