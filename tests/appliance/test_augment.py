@@ -14,7 +14,7 @@ from appliance.knowledge.framing import NOTHING_FOUND
 from appliance.plugin import Principal, Scope
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Findings
-from appliance.wire import message_text
+from appliance.wire import TokenizeRequest, message_text
 
 OWN_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 SEARCH_TOOL = {"type": "file_search", "vector_store_ids": ["vs_1"]}
@@ -204,6 +204,72 @@ async def test_passages_stop_at_the_limit_of_characters_but_there_is_always_one(
     async with reading(Library(passages), max_context_characters=5) as b:
         system = message_text((await seen(b, tools=[SEARCH_TOOL])).messages[0])
     assert ["x" * 60 in system, "y" * 60 in system] == [True, False]
+
+
+async def test_the_same_passages_give_the_same_bytes_whichever_was_found_best(reading):
+    passages = [
+        msgspec.structs.replace(PASSAGE, chunk_id=f"f:1:{i}", text=f"part {i}", start=i * 10) for i in range(12)
+    ]
+    library = Library(passages)
+    async with reading(library) as b:
+        first = await seen(b, tools=[SEARCH_TOOL])
+        library.passages.reverse()
+        again = await seen(b, tools=[SEARCH_TOOL])
+    assert first.messages[0] == again.messages[0]
+    text = message_text(first.messages[0])
+    assert [text.index(p.text + "\n") for p in passages] == sorted(text.index(p.text + "\n") for p in passages)
+
+
+async def test_what_stands_around_a_passage_is_read_with_it_and_cited_from_the_document(reading):
+    found = msgspec.structs.replace(PASSAGE, before="Before it.", after="After it.", neighbor_ids=("f:1:0", "f:1:2"))
+    async with reading(Library([found])) as b:
+        request = await seen(b, tools=[SEARCH_TOOL])
+        answer = (await b.chat(tools=[SEARCH_TOOL])).json()
+    assert f"Before it.\n{PASSAGE.text}\nAfter it." in message_text(request.messages[0])
+    (note,) = answer["choices"][0]["message"]["annotations"]
+    assert note["quote"] == f"Before it.\n{PASSAGE.text}\nAfter it."
+
+
+async def test_filters_see_what_stands_around_a_passage(reading):
+    from inline import InputHook
+
+    texts = []
+
+    class Reads(InputHook):
+        async def filter_passages(self, call, passages):
+            texts.extend(passage.text for passage in passages)
+            return passages
+
+    found = msgspec.structs.replace(PASSAGE, before="Secret before.", after="Secret after.", neighbor_ids=("f:1:0",))
+    async with reading(Library([found])) as b:
+        b.runtime.pipeline.filters = type(b.runtime.pipeline.filters)(inputs=[("reads", Reads())])
+        await seen(b, tools=[SEARCH_TOOL])
+    assert texts == [f"Secret before.\n{PASSAGE.text}\nSecret after."]
+
+
+async def test_options_of_the_tool_reach_the_search_and_the_configuration_fills_the_rest(reading):
+    library = Library()
+    async with reading(library, neighbors=2, diversity=0.4) as b:
+        await seen(b, tools=[SEARCH_TOOL])
+        await seen(b, tools=[SEARCH_TOOL | {"ranking_options": {"neighbors": 0, "diversity": 0.1}}])
+    assert [(s.neighbors, s.diversity) for s in library.searches] == [(2, 0.4), (0, 0.1)]
+
+
+async def test_passages_leave_room_for_the_answer_in_the_model_s_context(reading):
+    passages = [
+        msgspec.structs.replace(PASSAGE, chunk_id=f"f:1:{i}", start=i, text=f"part{i} " + "word " * 200)
+        for i in range(9)
+    ]
+    async with reading(Library(passages)) as b:
+        b.engine.max_context = 1_000
+        request = await seen(b, tools=[SEARCH_TOOL])
+        tokens = await b.engine.tokenize(TokenizeRequest(model="m", messages=request.messages))
+        annotations = (await b.chat(tools=[SEARCH_TOOL])).json()["choices"][0]["message"]["annotations"]
+    assert tokens.count + 250 <= 1_000
+    kept = [i for i in range(9) if f"part{i} " in message_text(request.messages[0])]
+    assert 0 < len(kept) < 9
+    assert kept == list(range(len(kept))), "the worst are left out"
+    assert len(annotations) == len(kept), "what was left out is not cited"
 
 
 async def test_a_search_has_the_caller_s_rights():
