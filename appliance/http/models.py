@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -50,7 +51,8 @@ class ModelInfoList(msgspec.Struct, kw_only=True):
 async def list_models(request: HttpRequest) -> Response[bytes]:
     """List the models that the caller may use."""
     models = runtime(request).models
-    allowed = [model.name for model in models.of(principal(request)) if await _may_use(request, model)]
+    usable = [model for model in models.of(principal(request)) if await _may_use(request, model)]
+    allowed = [model.name for model in await _within_reach(request, usable)]
     if not _for_anthropic(request):
         return answer(ModelList(data=[ModelObject(id=name, created=models.created) for name in allowed]))
     first, last = (allowed[0], allowed[-1]) if allowed else (None, None)
@@ -61,7 +63,7 @@ async def get_model(request: HttpRequest) -> Response[bytes]:
     """One model by id."""
     models = runtime(request).models
     model = models.resolve(str(request.path_params["model_id"]).lstrip("/"), principal(request))
-    if not await _may_use(request, model):
+    if not await _may_use(request, model) or not await _within_reach(request, [model]):
         raise ModelNotFound("there is no model of that name; GET /v1/models lists them", param="model")
     if _for_anthropic(request):
         return answer(_info(model.name, models.created))
@@ -75,6 +77,12 @@ def _for_anthropic(request: HttpRequest) -> bool:
 
 def _info(name: str, created: int) -> ModelInfo:
     return ModelInfo(id=name, display_name=name, created_at=datetime.fromtimestamp(created, UTC))
+
+
+async def _within_reach(request: HttpRequest, models: Sequence[Model]) -> Sequence[Model]:
+    """Without those that search vector stores which are not there for the caller: every chat with them would be 404."""
+    retriever = runtime(request).pipeline.retriever
+    return models if retriever is None else await retriever.bound_within_reach(models, principal(request))
 
 
 async def _may_use(request: HttpRequest, model: Model) -> bool:

@@ -63,6 +63,12 @@ class Retriever:
             **parse_ranking(tool.ranking_options or None).as_search(self._config),
         )
 
+    async def bound_within_reach(self, models: Sequence[Model], caller: Principal) -> list[Model]:
+        """Those models whose own vector stores are all there for the caller. Raises Unavailable."""
+        references = {reference for model in models for reference in model.vector_stores}
+        reached = await self._stores.reached(scope_of(caller), references)
+        return [model for model in models if reached.issuperset(model.vector_stores)]
+
     async def search(self, call: Call, search: Search, tokenizer: Tokenizer | None = None) -> Findings:
         """Run it within the caller's tenant and rights; only passages that have to do with the question.
 

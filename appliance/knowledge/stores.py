@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from appliance.errors import NotFound
 from appliance.storage import stores
@@ -17,6 +17,13 @@ class StoreDirectory:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    async def reached(self, scope: Scope, references: Collection[str]) -> frozenset[str]:
+        """Those of these ids and names that a store within reach has; asks nobody about nothing."""
+        if not references:
+            return frozenset()
+        async with self._database.tenant(scope.tenant, stores=scope.stores, write=False) as session:
+            return await stores.reached(session, references)
 
     async def resolve(self, scope: Scope, names: Sequence[str]) -> tuple[str, ...]:
         """Ids in the same order, each once. Raises NotFound for a name that no store within reach has."""

@@ -89,6 +89,15 @@ async def by_name(session: TenantSession, name: str) -> VectorStore | None:
     return await session.scalar(query.order_by(VectorStore.created_us).limit(1))
 
 
+async def reached(session: TenantSession, references: Collection[str]) -> frozenset[str]:
+    """Those of these ids and names that a store within reach has."""
+    query = select(VectorStore).where(
+        or_(VectorStore.id.in_(references), VectorStore.name.in_(references)), VectorStore.removing.is_(False)
+    )
+    found = (await session.scalars(query)).all()
+    return frozenset({store.id for store in found} | {store.name for store in found})
+
+
 async def page(session: TenantSession, wanted: paging.PageRequest) -> tuple[Sequence[VectorStore], bool]:
     """A page of the tenant's stores, and whether more follow."""
     return await paging.fetch(session, select(VectorStore), (VectorStore.created_us, VectorStore.id), wanted)

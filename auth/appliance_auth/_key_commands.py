@@ -19,6 +19,7 @@ from appliance.plugin import (
     ROLES,
     SCOPES,
     Allowance,
+    Config,
     ConfigError,
     KeyStore,
     StoredKey,
@@ -161,7 +162,9 @@ async def create(  # noqa: PLR0917 - click's options
     From the first key on, every request needs one.
     """
     granted = dict.fromkeys((*roles, "admin") if admin else roles or ("user",))
-    _check_roles(granted, config_path)
+    config = load_config(config_path)
+    _check_roles(granted, config)
+    _check_models(models, tenant, config)
     async with KeyStore.open(config_path) as store:
         stored, text = await store.create(
             name=name,
@@ -244,9 +247,21 @@ async def revoke(key_id: str, config_path: Path, as_json: bool) -> None:
         click.echo(f"Key {key_id} of {revoked.name} is revoked.")
 
 
-def _check_roles(roles: Iterable[str], config_path: Path) -> None:
+def _check_models(models: Iterable[str], tenant: str, config: Config) -> None:
+    """Raises ConfigError for a model that is not there for the key's tenant: the key would open nothing."""
+    allowed = config.auth.tenants[tenant].models if tenant in config.auth.tenants else None
+    known = [model.name for model in config.models if allowed is None or model.name in allowed]
+    for name in models:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {close[0]}?" if close else "add it under models, or take one that is there"
+            shown = ", ".join(known) or "none"
+            raise ConfigError(f"--model: there is no model {name} for tenant {tenant}; {meant} (configured: {shown})")
+
+
+def _check_roles(roles: Iterable[str], config: Config) -> None:
     """Raises ConfigError for a role that neither the appliance nor the configuration defines."""
-    known = [*ROLES, *load_config(config_path).auth.roles]
+    known = [*ROLES, *config.auth.roles]
     for role in roles:
         if role not in known:
             close = difflib.get_close_matches(role, known, n=1)

@@ -293,10 +293,15 @@ async def test_a_remembered_key_is_cheap(store, key):
     assert (time.process_time() - begun) / 10_000 < 50e-6
 
 
+MODELS = """
+models: [{name: m, engine: scripted}, {name: docs, engine: scripted}, {name: alias, alias_of: m}]
+"""
+
+
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "appliance.yaml"
-    path.write_text("plugins: [api_keys]\n")
+    path.write_text(f"{MODELS}plugins: [api_keys]\nauth: {{tenants: {{small: {{models: [m]}}}}}}\n")
     return path
 
 
@@ -326,7 +331,7 @@ def test_keys_are_made_listed_and_revoked_on_the_command_line(config):
 
 
 def test_everything_that_a_key_can_have_can_be_said_on_the_command_line(config):
-    config.write_text("plugins: [api_keys, rbac]\nauth: {roles: {support: [models.use]}}\n")
+    config.write_text(f"{MODELS}plugins: [api_keys, rbac]\nauth: {{roles: {{support: [models.use]}}}}\n")
     made = json.loads(
         run(
             config, "create", "--name", "crm", "--user", "alice", "--tenant", "team-a", "--role", "support", "--role",
@@ -369,6 +374,9 @@ def test_a_key_is_rotated_on_the_command_line(config):
         (["rotate", "x", "--overlap", "soon"], "30d"),
         (["create", "--role", "usr"], "did you mean user?"),
         (["create", "--role", "boss"], "auth.roles"),
+        (["create", "--model", "nope"], "no model nope for tenant default; add it under models"),
+        (["create", "--model", "m", "--model", "doc"], "did you mean docs? (configured: m, docs, alias)"),
+        (["create", "--model", "docs", "--tenant", "small"], "(configured: m)"),
         (["create", "--requests-per-minute", "0"], "--requests-per-minute"),
         (["create", "--expires", "0s"], "30d"),
         (["create", "--name", "a\nb"], "printable"),
