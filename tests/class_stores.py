@@ -42,6 +42,17 @@ class LangChainStore(InMemoryVectorStore):
         return cls(embedding, name)
 
 
+class TakesOperators(InMemoryVectorStore):
+    """Reads conditions as Chroma, PGVector and MongoDB do."""
+
+    def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> Any:
+        condition = kwargs["where"]
+        terms = [term for part in condition.get("$and", [condition]) for term in part.items()]
+        return super().similarity_search_by_vector(
+            embedding, k, filter=lambda found: all(found.metadata[field] in term["$in"] for field, term in terms)
+        )
+
+
 class IgnoresFilters(InMemoryVectorStore):
     """Takes a filter, and passes it over."""
 

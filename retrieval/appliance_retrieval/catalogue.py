@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import heapq
 import math
 import sqlite3
 import threading
@@ -32,7 +33,6 @@ import msgspec
 
 from appliance.plugin import (
     Attributes,
-    BadRequest,
     Filter,
     Hit,
     OutOfSpace,
@@ -48,6 +48,7 @@ MAX_LABELS = 10_000
 """Labels that one query may ask an index for: what Pinecone takes in a list, and some 400 KB."""
 _QUERY_TERMS = 500
 _K1, _B = 1.5, 0.75
+_PAGE = 4096
 _KEYS = uuid.UUID("8f0f3a0e-5c1f-4b58-9d0b-6f3f7d7f2f6d")
 _SCHEMA = """
 CREATE TABLE about (
@@ -95,6 +96,11 @@ class Selection(msgspec.Struct, frozen=True):
     def terms(self) -> dict[str, tuple[str, ...]]:
         """The lists by the name of their field; both must hold."""
         return {"access": self.access} | ({} if self.facets is None else {"facets": self.facets})
+
+    @property
+    def fits_an_index(self) -> bool:
+        """Whether an index can be asked for so many labels."""
+        return max(len(labels) for labels in self.terms.values()) <= MAX_LABELS
 
 
 class Catalogue:
@@ -247,11 +253,7 @@ class Catalogue:
     # -- reading ---------------------------------------------------------------------------------------
 
     def select(self, scope: Scope, where: Filter | None = None) -> Selection | None:
-        """The labels under which a query may find something; ``None`` if there are none.
-
-        Raises:
-            BadRequest: the filter fits more combinations of attributes than an index can be asked for.
-        """
+        """The labels under which a query may find something; ``None`` if there are none."""
         # Copies, not the lock: the event loop asks, and must not wait for a thread that writes.
         access = tuple(
             label
@@ -263,11 +265,6 @@ class Catalogue:
             facets = tuple(label for label, values in list(self._facets.items()) if matches(where, values))
         if not access or facets == ():
             return None
-        if max(len(access), len(facets or ())) > MAX_LABELS:
-            raise BadRequest(
-                f"the filter or your rights fit over {MAX_LABELS} combinations of attributes or readers, more than"
-                " this vector store can be asked for; use a narrower filter"
-            )
         return Selection(access, facets)
 
     def hits(self, keys: Sequence[str], selection: Selection, query: bytes) -> list[Hit]:
@@ -284,6 +281,23 @@ class Catalogue:
             scores = (vectors @ np.frombuffer(query, "<f4")).tolist()
             found = [Hit(self._chunk(row[1:]), score) for row, score in zip(rows, scores, strict=True)]
         return sorted(found, key=lambda hit: (-hit.score, hit.chunk.id))
+
+    def nearest(self, selection: Selection, query: bytes, limit: int) -> list[Hit]:
+        """The nearest chunks by looking at every vector of the selection: for one that no index can be asked for."""
+        import numpy as np
+
+        target = np.frombuffer(query, "<f4")
+        statement = f"SELECT key, vector FROM chunks JOIN contents USING (number) WHERE {_WITHIN}"
+        best: list[tuple[float, str]] = []
+        with self._using() as database:
+            rows = database.execute(statement, _bound(selection))
+            while page := rows.fetchmany(_PAGE):
+                matrix = np.frombuffer(b"".join(vector for _, vector in page), "<f4").reshape(
+                    len(page), self.dimensions
+                )
+                scored = zip((-(matrix @ target)).tolist(), (key for key, _ in page), strict=True)
+                best = heapq.nsmallest(limit, [*best, *scored])
+        return self.hits([key for _, key in best], selection, query)
 
     def search(self, query: str, selection: Selection, limit: int) -> list[Hit]:
         """The best chunks by BM25 that share a term with the query, with the statistics of the whole collection."""

@@ -221,6 +221,8 @@ class CataloguedStore:
         if (selection := found.select(scope, where)) is None:
             return []
         query = unit_rows(vector, found.dimensions)
+        if not selection.fits_an_index:
+            return await asyncio.to_thread(found.nearest, selection, query, limit)
         keys = await self._index.nearest(collection, query, limit, selection)
         hits = await asyncio.to_thread(found.hits, keys, selection, query)
         return hits[:limit]

@@ -15,6 +15,7 @@ Pinecone takes writes in a queue. Sealing waits until its log sequence numbers s
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -105,6 +106,8 @@ class PineconeIndex:
             from pinecone import AsyncPinecone
         except ImportError as error:
             raise StartError(f"{error.name} is missing; install rag-appliance[pinecone]") from error
+        for name in ("pinecone", "httpx"):  # a line for every call
+            logging.getLogger(name).setLevel(logging.WARNING)
         settings = self._settings
         self._client = AsyncPinecone(settings.api_key, host=settings.url, timeout=settings.timeout)
         try:

@@ -24,6 +24,8 @@ HEAVY = [
     "torch",
     "vllm",
     "pymilvus",
+    "pinecone",
+    "llama_index",
     "milvus_lite",
     "transformers",
     "onnxruntime",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.plugin import BadRequest, Comparison, OutOfSpace, RetrievalUnavailable, Scope, StoredChunk
+from appliance.plugin import Comparison, OutOfSpace, RetrievalUnavailable, Scope, StoredChunk
 from appliance.testing.contracts.vector_store import chunk, vectors
 from appliance_retrieval import catalogue as module
 from appliance_retrieval.catalogue import Catalogue, Selection
@@ -97,20 +97,6 @@ def test_b10_labels_of_replaced_readers_are_forgotten(made: Catalogue) -> None:
         made.set_attributes("file-a", {"n": i})
     assert len(made._access) == len(made._facets) == 1
     assert [entry.access for entry in made.entries_of("file-a")] == list(made._access)
-
-
-def test_a_filter_that_fits_more_labels_than_an_index_takes_is_400(
-    made: Catalogue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_LABELS", 3)
-    put(made, *(chunk(i, attributes={"n": i}) for i in range(4)))
-    assert made.select(Scope()) is not None
-    assert made.select(Scope(), Comparison("n", "lt", 3)) is not None
-    with pytest.raises(BadRequest, match="narrower filter"):
-        made.select(Scope(), Comparison("n", "lt", 4))
-    put(made, *(chunk(i, readers=("*", f"user:{i}")) for i in range(4)))
-    with pytest.raises(BadRequest):
-        made.select(Scope())
 
 
 def test_an_interrupted_write_changes_nothing_also_in_memory(made: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,4 +240,24 @@ async def test_b5_every_query_of_the_index_names_the_labels_of_the_scope(tmp_pat
     assert [path.parent for path in tmp_path.rglob("*.db")] == [tmp_path]
     await store.drop("vs/../1 ü")
     assert list(tmp_path.iterdir()) == []
+    await store.stop()
+
+
+async def test_more_labels_than_an_index_takes_are_searched_in_the_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LABELS", 30)
+    monkeypatch.setattr(module, "_PAGE", 7)
+    index = Recording()
+    store = CataloguedStore(index, tmp_path)
+    await store.start()
+    await store.create("c", 2)
+    rows = [chunk(i, attributes={"n": i}, readers=("*",) if i % 2 else ("user:1",)) for i in range(60)]
+    await store.upsert("c", rows, vectors(*((1, i) for i in range(60))))
+    for bound, asked in ((20, 1), (50, 0)):
+        index.asked.clear()
+        where = Comparison("n", "lt", bound)
+        hits = await store.search_dense("c", vectors((1, 0)), limit=5, scope=Scope(), where=where)
+        assert [hit.chunk.position for hit in hits] == [1, 3, 5, 7, 9]
+        assert len(index.asked) == asked
     await store.stop()

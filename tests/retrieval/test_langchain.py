@@ -11,6 +11,7 @@ from class_stores import BROKEN
 
 from appliance.plugin import (
     AppContext,
+    Comparison,
     Config,
     ConfigError,
     RetrievalUnavailable,
@@ -197,3 +198,16 @@ async def test_e6_a_class_that_cannot_be_used_names_the_setting_and_the_fix(
 async def test_tenants_are_kept_apart_only_where_the_arguments_do_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"retrieval\.separate_tenants needs \{tenant\}"):
         store_at(tmp_path, IN_MEMORY, "a")
+
+
+async def test_b5_a_class_that_takes_operators_finds_what_they_say(tmp_path: Path) -> None:
+    settings = {"class": "class_stores.TakesOperators", "filter": "operators", "filter_argument": "where"}
+    store = await filled(store_at(tmp_path, settings))
+    await store.upsert("vs_1", [chunk(9, readers=("user:1",), attributes={"n": 9})], vectors((1, 0)))
+    assert await positions(store) == [0, 1, 2, 3, 4]
+    assert await positions(store, Scope(readers=("user:1",))) == [9]
+    nine = Comparison("n", "eq", 9)
+    for readers, expected in ((("user:1", "*"), [9]), (("*",), [])):
+        found = await store.search_dense("vs_1", vectors((1, 0)), limit=9, scope=Scope(readers=readers), where=nine)
+        assert [hit.chunk.position for hit in found] == expected
+    await store.stop()

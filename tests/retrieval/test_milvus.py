@@ -121,6 +121,29 @@ async def test_b5_on_a_server_each_tenant_has_a_database_of_its_own(tmp_path: Pa
         database.close()
 
 
+async def test_a_tenants_store_that_cannot_be_opened_is_retrieval_unavailable_and_tried_again(tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    def make(tenant: str) -> VectorStore:
+        opened.append(tenant)
+        if opened.count("b") == 1 and tenant == "b":
+            return MilvusStore("http://127.0.0.1:9", run_dir=tmp_path, timeout=1.0)
+        return MilvusStore(str(tmp_path / f"{tenant}.db"), run_dir=tmp_path / tenant)
+
+    async def tenant_of(_: str) -> str:
+        return "b"
+
+    async def tenants() -> list[str]:
+        return ["default", "b"]
+
+    store = SeparateStores(make, tenant_of, tenants)
+    await store.start()
+    with pytest.raises(RetrievalUnavailable, match="try again"):
+        await store.count("b1")
+    assert await store.count("b1") == 0
+    await store.stop()
+
+
 def test_b10_no_two_tenants_share_a_place_and_no_name_leads_out_of_it() -> None:
     names = ["team-a", "team_a", "Team A", "TEAM-A", "", "../x", "/x", "x" * 255, "x" * 254, "\u212a", "k", "ü", "u"]
     places = {place_of(name) for name in names}
