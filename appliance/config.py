@@ -21,19 +21,13 @@ import yaml
 from appliance.errors import ConfigError
 from appliance.loopback import is_loopback
 from appliance.permissions import check_roles
+from appliance.source_config import SourceConfig, check_sources
+from appliance.strict import Bytes, Count, Price, Seconds, Strict
 from appliance.types import MAX_NEIGHBORS, Fusion, MediaTask
 
 _ENV = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
 _PLAIN_URL = re.compile(r"[A-Za-z0-9:/.\-_~%\[\]]+")
 _T = TypeVar("_T")
-Bytes = Annotated[int, msgspec.Meta(ge=1)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
-Price = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
-
-
-class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Base of configuration blocks: unknown keys are errors. Plugins use it for their settings too."""
 
 
 class ServerConfig(Strict, frozen=True):
@@ -102,7 +96,7 @@ class ModelConfig(Strict, frozen=True):
     """Lengths to which clients may have an embedder's vectors cut, as a Matryoshka model allows."""
     price: PriceConfig | None = None
     """For usage and spend limits; an alias without one costs what its target does."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
     extra_args: tuple[str, ...] = ()
 
 
@@ -114,53 +108,6 @@ class StoreConfig(Strict, frozen=True):
     """Whose store it is."""
     paths: tuple[str, ...] = ()
     """File names or glob patterns, relative to the configuration file."""
-
-
-class AccessConfig(Strict, frozen=True):
-    """Who may see the documents of a source, as ``access`` in the API."""
-
-    users: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    public: bool = False
-
-
-class S3Config(Strict, frozen=True):
-    """A bucket, on AWS or on whatever else speaks S3."""
-
-    url: str
-    """``s3://bucket/prefix``."""
-    endpoint: str | None = None
-    """URL of a server that is not AWS's."""
-    region: str | None = None
-    access_key: str | None = None
-    """Unset: as the environment has it (``AWS_ACCESS_KEY_ID`` ...), or the machine's role."""
-    secret_key: str | None = None
-    anonymous: bool = False
-    """Ask without credentials."""
-
-
-class SourceConfig(Strict, frozen=True):
-    """Documents that are fetched and kept in step: of a ``folder``, a bucket (``s3``) or a list of ``urls``."""
-
-    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
-    store: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    """Name of the vector store that they go to; made if there is none."""
-    tenant: str = "default"
-    folder: str | None = None
-    s3: S3Config | None = None
-    urls: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ("**/*",)
-    """Patterns that a document's path must fit one of."""
-    hosts: tuple[str, ...] = ()
-    """Further hosts that URLs may be redirected to."""
-    every: Seconds = 300.0
-    """Seconds between two looks; 0: only when told to."""
-    settle: Seconds = 5.0
-    """Seconds that a file must not have been written to before it is taken."""
-    max_removed: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
-    """The largest part of the documents that may vanish at once; more is taken for a fault of the source."""
-    access: AccessConfig | None = None
-    attributes: Annotated[dict[str, str | bool | int | float], msgspec.Meta(max_length=16)] = {}
 
 
 class RetrievalConfig(Strict, frozen=True):
@@ -205,6 +152,8 @@ class RetrievalConfig(Strict, frozen=True):
     """Who sees a file in a vector store where the client says nothing: everybody of its tenant, or who put it there."""
     rewrite_model: str | None = None
     """Name of a chat model that rewrites the queries of searches that ask for it (``rewrite_query``)."""
+    rewrite_queries: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
+    """How many queries it makes of one; with more than one the query itself is searched, too."""
     separate_tenants: bool = False
     """Keep each tenant's vectors in a database or folder of its own."""
     stores: tuple[StoreConfig, ...] = ()
@@ -232,9 +181,9 @@ class AuthConfig(Strict, frozen=True):
     """How OAuth clients call this server: the base URL that they use, as ``https://ai.example.org/v1`` (RFC 9728)."""
     public_docs: bool = True
     """Serve the OpenAPI document without credentials."""
-    tenants: dict[str, TenantConfig] = {}
+    tenants: dict[str, TenantConfig] = msgspec.field(default_factory=dict)
     """What single tenants may use, by their names; one that is not here may use everything."""
-    roles: dict[str, tuple[str, ...]] = {}
+    roles: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Roles of your own: permissions by role, as ``files.read`` or ``stores.*``."""
 
 
@@ -298,7 +247,7 @@ class Config(Strict, frozen=True):
     limits: LimitsConfig = LimitsConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     audit: AuditConfig = AuditConfig()
-    plugin: dict[str, dict[str, Any]] = {}
+    plugin: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     folder: str = "."
 
     @property
@@ -443,7 +392,9 @@ def _retyped(filled: str, template: str) -> Any:
 def _check(config: Config) -> None:
     _check_models(config)
     _check_retrieval(config)
-    _check_sources(config.retrieval)
+    if config.retrieval.sources and config.retrieval.vector_store is None:
+        raise ConfigError("retrieval.sources: retrieval is off; set retrieval.vector_store")
+    check_sources(config.retrieval.sources, config.retrieval.default_access)
     check_roles(config.auth.roles)
     _check_proxies(config.server)
     guard = config.filters.moderation_model
@@ -526,34 +477,6 @@ def _check_retrieval(config: Config) -> None:
             )
     if retrieval.reranker and config.reranking_model() is None:
         raise ConfigError(f"retrieval.reranker: {retrieval.reranker} is not a model with a reranker; name one that is")
-
-
-def _check_sources(retrieval: RetrievalConfig) -> None:
-    names = [source.name for source in retrieval.sources]
-    for i, source in enumerate(retrieval.sources):
-        where = f"retrieval.sources[{i}]"
-        if retrieval.vector_store is None:
-            raise ConfigError(f"{where}: retrieval is off; set retrieval.vector_store")
-        if source.name in names[:i]:
-            raise ConfigError(f"{where}.name: {source.name} is there twice; choose another")
-        if sum(bool(kind) for kind in (source.folder, source.s3, source.urls)) != 1:
-            raise ConfigError(f"{where}: give exactly one of folder, s3 and urls")
-        if source.s3 is not None:
-            _check_bucket(source.s3, f"{where}.s3")
-        if source.access is None and retrieval.default_access == "owner":
-            raise ConfigError(f"{where}.access: say who may see the documents; with default_access owner nobody would")
-
-
-def _check_bucket(bucket: S3Config, where: str) -> None:
-    if not re.fullmatch(r"s3://[A-Za-z0-9][A-Za-z0-9.-]{1,62}(/.*)?", bucket.url):
-        raise ConfigError(f"{where}.url: must be s3://BUCKET or s3://BUCKET/PREFIX")
-    if (bucket.access_key is None) != (bucket.secret_key is None):
-        raise ConfigError(f"{where}.secret_key: give access_key and secret_key, or neither")
-    if bucket.endpoint is None:
-        return
-    parts = urlsplit(bucket.endpoint)
-    if not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))) or not parts.hostname:
-        raise ConfigError(f"{where}.endpoint: must be an https URL; plain http is for this machine only")
 
 
 def _check_proxies(server: ServerConfig) -> None:

@@ -10,7 +10,7 @@ from appliance.admission import Admission, choices_of
 from appliance.audit import ORIGIN, AuditEvent, Auditor, Origin
 from appliance.audit.feed import AuditFeed
 from appliance.cli.options import config_option, examples, json_option, print_json
-from appliance.config import Config, PriceConfig, Strict, convert
+from appliance.config import Config, PriceConfig, convert
 from appliance.config import load as load_config
 from appliance.context import AppContext
 from appliance.credentials import check_form
@@ -101,6 +101,7 @@ from appliance.storage.audit import AuditRecord
 from appliance.storage.keys import KeyStore, StoredKey
 from appliance.storage.sessions import SessionStore
 from appliance.storage.usage import UsageDimension, UsageKey, UsageRow, UsageStore, UsageSums, usage_label
+from appliance.strict import Strict
 from appliance.types import (
     ANONYMOUS,
     Allowance,

@@ -12,7 +12,7 @@ import obstore
 from endings import ending_with_the_tests
 from obstore.store import S3Store
 
-from appliance.config import S3Config
+from appliance.source_config import S3Config
 
 PROGRAM = Path(__file__).parent / "s3" / "server.py"
 PACKAGES = Path(sys.prefix) / "s3"

@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 from knowledge_kit import Stack, stack, until
 
-from appliance.config import RetrievalConfig, SourceConfig, StoreConfig
+from appliance.config import RetrievalConfig, StoreConfig
 from appliance.knowledge.report import SourceReport, SyncOrder
 from appliance.knowledge.sources import service
 from appliance.knowledge.sources.service import Sources
+from appliance.source_config import SourceConfig
 from appliance.storage import sources, stores
 from appliance.storage.tables.sources import SourceFile
 from appliance.testing.scripted_embedder import ScriptedEmbedder

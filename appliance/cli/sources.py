@@ -13,8 +13,9 @@ import click
 
 from appliance.audit import operator
 from appliance.cli.options import config_option, examples, json_option, print_json
-from appliance.config import Config, SourceConfig, load
+from appliance.config import Config, load
 from appliance.errors import StartError
+from appliance.source_config import SourceConfig
 
 if TYPE_CHECKING:
     from appliance.knowledge.report import SourceReport

@@ -15,12 +15,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from appliance.config import Strict, convert
+from appliance.config import convert
 from appliance.context import AppContext
 from appliance.errors import BadRequest, ContextLengthExceeded, EngineError
 from appliance.hookspecs import hookimpl
 from appliance.media.requests import MediaRequest
 from appliance.protocols import Engine, EngineFactory, Generation, MediaAnswer
+from appliance.strict import Strict
 from appliance.testing.scripted_media import ScriptedMedia
 from appliance.types import Call, Chunk, ModelSpec, Tokens
 from appliance.wire import (

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from appliance import config
 from appliance.cli.main import cli
-from appliance.config import Strict
+from appliance.strict import Strict
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "configuration.md").read_text()

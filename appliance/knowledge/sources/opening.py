@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from appliance.config import Config, SourceConfig, StoreConfig
+from appliance.config import Config, StoreConfig
 from appliance.knowledge.sources.source import Source
+from appliance.source_config import SourceConfig
 from appliance.types import PUBLIC_ACCESS, Access
 
 

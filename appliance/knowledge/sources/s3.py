@@ -8,11 +8,11 @@ from mimetypes import guess_type
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from appliance.config import S3Config
 from appliance.errors import ConfigError
 from appliance.knowledge.sources.patterns import fits, parts_of
 from appliance.knowledge.sources.source import Entry, Fetched, Listing, SourceError
 from appliance.loopback import is_loopback
+from appliance.source_config import S3Config
 from appliance.storage.blobs import BlobWriter
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from typing import Any
 
-from appliance.config import Config, SourceConfig
+from appliance.config import Config
 from appliance.errors import ApplianceError, NotFound
 from appliance.knowledge.report import SourceReport, SyncOrder
 from appliance.knowledge.sources.opening import configured, is_seed
 from appliance.knowledge.sources.sync import Indexing, Sync
+from appliance.source_config import SourceConfig
 from appliance.storage import sources
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database

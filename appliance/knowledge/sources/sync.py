@@ -18,12 +18,13 @@ from typing import Protocol
 import msgspec
 
 from appliance.audit import AuditEvent
-from appliance.config import Config, SourceConfig
+from appliance.config import Config
 from appliance.errors import ApplianceError
 from appliance.knowledge.filters import Attributes
 from appliance.knowledge.report import SourceReport
 from appliance.knowledge.sources.opening import access_of, opened
 from appliance.knowledge.sources.source import Entry, Fetched, Listing, Source, SourceError
+from appliance.source_config import SourceConfig
 from appliance.storage import audit, files, sources, store_files, stores
 from appliance.storage.blobs import BlobStore, BlobWriter
 from appliance.storage.database import Database

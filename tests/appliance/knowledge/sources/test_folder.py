@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sources_kit import folder, synced, write
 
-from appliance.config import AccessConfig
 from appliance.knowledge.sources.folder import OUTSIDE, FolderSource
 from appliance.knowledge.sources.source import SourceError
+from appliance.source_config import AccessConfig
 from appliance.storage import store_files
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Scope, Search

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from sources_kit import folder
 
-from appliance.config import S3Config, SourceConfig
+from appliance.source_config import S3Config, SourceConfig
 
 
 def source(bucket: S3Config, **fields) -> SourceConfig:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from sources_kit import folder
 
-from appliance.config import SourceConfig
+from appliance.source_config import SourceConfig
 
 
 class Web(ThreadingHTTPServer):
