@@ -1,4 +1,4 @@
-"""The ``documents`` plugin: reads text, source code, HTML, PDF, Word, PowerPoint and Excel files.
+"""The ``documents`` plugin: reads text, source code, data, web pages, PDF, Office documents, books and e-mail.
 
 What a file is, its first bytes say; where they say nothing, the suffix does, then the media type.
 """
@@ -12,18 +12,26 @@ from pathlib import Path
 import msgspec
 
 from appliance.plugin import Document, InvalidFile, Parser, hookimpl
-from appliance_retrieval.parsers import html, office, pdf, text
+from appliance_retrieval.parsers import code, data, epub, html, mail, office, pdf, text
 from appliance_retrieval.parsers.kinds import MEDIA_TYPES, SUFFIXES, Kind, claimed_kind, kind_of
 from appliance_retrieval.parsers.outline import outline
 
 _READERS: dict[Kind, Callable[[Path, str | None], Document]] = {
     "text": text.read,
+    "code": text.read,
+    "csv": text.read,
     "markdown": text.read,
+    "json": data.read_json,
+    "jsonl": data.read_json_lines,
+    "ipynb": data.read_notebook,
     "html": html.read,
     "pdf": pdf.read,
     "docx": office.read_docx,
     "pptx": office.read_pptx,
     "xlsx": office.read_xlsx,
+    "epub": epub.read,
+    "eml": mail.read_eml,
+    "msg": mail.read_msg,
 }
 _LIBRARIES: dict[Kind, tuple[str, ...]] = {
     "html": ("markitdown.converters",),
@@ -31,9 +39,12 @@ _LIBRARIES: dict[Kind, tuple[str, ...]] = {
     "docx": ("markitdown.converters", "mammoth", "defusedxml.ElementTree"),
     "pptx": ("markitdown.converters", "pptx", "defusedxml.ElementTree"),
     "xlsx": ("openpyxl", "defusedxml.ElementTree"),
+    "epub": ("markitdown.converters", "defusedxml.ElementTree"),
+    "eml": ("markitdown.converters",),
+    "msg": ("markitdown.converters", "oxmsg"),
 }
 """What a reader imports, to be loaded ahead."""
-_MARKDOWN: tuple[Kind, ...] = ("markdown", "html", "docx", "pptx", "xlsx")
+_MARKDOWN: tuple[Kind, ...] = ("markdown", "html", "docx", "pptx", "xlsx", "epub", "ipynb")
 """What is Markdown, or is made into it."""
 
 
@@ -45,7 +56,9 @@ class Documents:
 
     def prepare(self, filename: str, media_type: str | None) -> None:
         """Load the libraries for a file of this name and type."""
-        for name in _LIBRARIES.get(claimed_kind(filename, media_type), ()):
+        suffix = Path(filename).suffix.lower()
+        grammar = ("tree_sitter", code.grammar_module(code.LANGUAGES[suffix])[0]) if suffix in code.LANGUAGES else ()
+        for name in (*_LIBRARIES.get(claimed_kind(filename, media_type), ()), *grammar):
             import_module(name)
 
     def parse(self, path: Path, filename: str, media_type: str | None) -> Document:
@@ -60,6 +73,8 @@ class Documents:
         document = _READERS[kind](path, media_type)
         if not document.text.strip():
             raise InvalidFile("the file holds no text, only white space or pictures; upload one with text")
+        if kind in ("code", "csv"):
+            return code.outlined(document, Path(filename).suffix.lower() or ".csv")
         if kind in _MARKDOWN:
             return msgspec.structs.replace(document, outline=outline(document.text))
         return document

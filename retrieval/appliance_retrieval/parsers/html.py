@@ -23,7 +23,11 @@ MARKDOWN_OPTIONS: dict[str, Any] = {"escape_asterisks": False, "escape_underscor
 
 def read(path: Path, media_type: str | None) -> Document:
     """The page's body as Markdown, without scripts and styles, and its title. Raises InvalidFile, UnsupportedFile."""
-    data = path.read_bytes()
+    return convert(path.read_bytes(), media_type)
+
+
+def convert(data: bytes, media_type: str | None = None) -> Document:
+    """As ``read``, from the bytes of a page."""
     meta = _META_CHARSET.search(data[:4096])
     named = (meta[1] or meta[2]).decode("ascii") if meta else None
     page = decode(data, media_type, default=named)
