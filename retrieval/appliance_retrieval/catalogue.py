@@ -407,7 +407,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:  # those of the module have none
             raise OutOfSpace("the disk under data_dir is full; make room and try again") from error
         raise RetrievalUnavailable(
             f"the catalogue failed ({type(error).__name__}); check the disk of data_dir"

@@ -151,6 +151,15 @@ def test_a_full_disk_is_out_of_space(made: Catalogue) -> None:
     assert made.count() == 0
 
 
+def test_a_closed_catalogue_is_retrieval_unavailable(made: Catalogue) -> None:
+    made.close()
+    made.close()
+    with pytest.raises(RetrievalUnavailable):
+        made.count()
+    with pytest.raises(RetrievalUnavailable):
+        put(made, chunk(0))
+
+
 def test_a_file_that_is_no_catalogue_is_retrieval_unavailable(path: Path) -> None:
     path.write_bytes(b"not a database" * 1000)
     with pytest.raises(RetrievalUnavailable, match="check the disk"):
