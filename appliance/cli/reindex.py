@@ -188,12 +188,15 @@ def _shown(stores: Sequence[StoreStatus]) -> Iterator[_Show]:
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks = {one.id: bars.add_task(_name(one), total=None) for one in stores}
+        totals = dict.fromkeys(tasks, 1)
 
         def show(store: StoreStatus) -> None:
-            if store.reindex is not None and store.reindex.status == "building":
-                bars.update(tasks[store.id], completed=store.reindex.done, total=store.reindex.total)
+            second = store.reindex
+            if second is not None and second.status == "building":
+                totals[store.id] = max(1, second.total)
+                bars.update(tasks[store.id], completed=second.done, total=second.total)
             else:
-                bars.update(tasks[store.id], completed=1, total=1)
+                bars.update(tasks[store.id], completed=totals[store.id], total=totals[store.id])
 
         yield show
 

@@ -346,4 +346,4 @@ async def names(session: AsyncSession, store_id: str) -> Sequence[str]:
     """The collections of a store, the one that is searched first; none if there is no such store."""
     query = select(VectorStore.generation, Reindex.generation).outerjoin(Reindex, Reindex.store_id == VectorStore.id)
     found = (await session.execute(query.where(VectorStore.id == store_id))).one_or_none()
-    return () if found is None else [collection_name(store_id, number) for number in found if number is not None]
+    return [] if found is None else [collection_name(store_id, number) for number in found if number is not None]
