@@ -1,8 +1,8 @@
 """Bounded waiting for tests.
 
-Bounds count the time in which the test itself got to look: a round counts as long as it took, but no more than
-``_ROUND`` seconds. So a machine that stands still for a while makes no test fail, and what is told to happen within a
-second must happen within a second of looking.
+Bounds count the time in which the test itself got to look: a look counts as long as it took, but no more than ``_LOOK``
+seconds, and a pause as long as it was meant to be. So a machine that stands still for a while makes no test fail, and
+what is told to happen within a second must happen within a second of looking.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 
 Check = Callable[[], Any | Awaitable[Any]]
 _PAUSE = 0.005
-_ROUND = 0.2
+_LOOK = 0.2
 
 
 async def eventually(check: Check, seconds: float = 20.0) -> Any:
@@ -35,6 +35,6 @@ async def _look(check: Check, seconds: float) -> tuple[Any, float]:
             found = await found
         if found:
             return found, looked
+        looked += min(time.monotonic() - began, _LOOK) + _PAUSE
         assert looked <= seconds, f"{check} did not come true within {seconds} s"
         await asyncio.sleep(_PAUSE)
-        looked += min(time.monotonic() - began, _ROUND)
