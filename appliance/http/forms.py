@@ -1,6 +1,6 @@
 """Multipart forms: how they are parsed, and forms that are read into memory because a model gets them."""
 
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # Where python-multipart is installed too, its folder of the same name hides this module from type checkers.
 
 from __future__ import annotations

@@ -60,6 +60,10 @@ class MediaEngineContract:
             request = msgspec.structs.replace(request, **{name: value})
         return Call(id=uuid4().hex, operation=task, model=self.model, request=request, stream=stream)
 
+    def _own(self, tasks: Sequence[MediaTask]) -> list[MediaTask]:
+        own: list[MediaTask] = list(self.tasks)
+        return [task for task in own if task in tasks]
+
     def _requests(self) -> dict[MediaTask, MediaRequest]:
         picture = Attachment("picture.png", "image/png", PNG)
         return {
@@ -75,11 +79,11 @@ class MediaEngineContract:
         assert isinstance(engine, MediaEngine)
 
     async def test_what_is_heard_is_json_with_the_text(self, engine: MediaEngine) -> None:
-        for task in (task for task in _HEARD if task in self.tasks):
+        for task in self._own(_HEARD):
             assert isinstance(msgspec.json.decode(await gathered(engine, self.call(task)))["text"], str)
 
     async def test_pictures_are_json_with_each_of_them(self, engine: MediaEngine) -> None:
-        for task in (task for task in _DRAWN if task in self.tasks):
+        for task in self._own(_DRAWN):
             (picture,) = msgspec.json.decode(await gathered(engine, self.call(task)))["data"]
             assert picture.get("b64_json") or picture.get("url")
 
@@ -88,7 +92,7 @@ class MediaEngineContract:
             assert await gathered(engine, self.call("speech"))
 
     async def test_a_streams_pieces_are_events_and_the_last_one_says_so(self, engine: MediaEngine) -> None:
-        for task in (task for task in _STREAMED if task in self.tasks):
+        for task in self._own(_STREAMED):
             pieces = await pieces_of(engine, self.call(task, stream=True))
             kinds = [msgspec.json.decode(event_data(piece) or b"{}")["type"] for piece in pieces]
             assert kinds[-1].endswith((".done", ".completed"))
