@@ -27,6 +27,7 @@ from appliance.http import internal
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import Retriever
 from appliance.knowledge.chunking import check_chunker
+from appliance.knowledge.figures import IngestionFigures
 from appliance.knowledge.report import SyncOrder
 from appliance.knowledge.sources.opening import seeds
 from appliance.knowledge.sources.waiting import until_indexed
@@ -68,6 +69,7 @@ class Runtime:
     background: BackgroundResponses
     batches: BackgroundBatches
     housekeeper: Housekeeper
+    figures: IngestionFigures | None = None
     health_checks: Mapping[str, HealthCheck] = field(default_factory=dict)
     draining: bool = False
     _held: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -81,6 +83,8 @@ class Runtime:
             await asyncio.to_thread(self.blobs.start)
             if self.knowledge:
                 self._held.push_async_callback(self.knowledge.stop)
+            if self.figures:
+                await self._held.enter_async_context(self.figures.kept())
             for name, lifespan in self.plugins.lifespans():
                 log.debug("plugin %s starts", name)
                 await _or_start_error(self._held.enter_async_context(lifespan), f"plugin {name}")
@@ -268,6 +272,7 @@ def build(
         background=BackgroundResponses(responses, database),
         batches=BackgroundBatches(config, database, blobs, models, ask),
         housekeeper=Housekeeper(database, blobs, knowledge, config.limits.keep_responses_days),
+        figures=IngestionFigures(database, context.gauges) if config.retrieval.vector_store else None,
         health_checks=plugins.health_checks(),
     )
     return runtime

@@ -369,7 +369,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What a parser got out of a file: its text, and notes fit to be shown (for example empty pages).
 
     ``outline`` holds the headings in their order. ``language`` is that of source code and data (``python``, ``csv``),
-    empty for prose.
+    empty for prose. ``pages`` is how many it has, 0 for what has none.
     """
 
     text: str
@@ -377,6 +377,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     outline: tuple[Heading, ...] = ()
     language: str = ""
+    pages: int = 0
 
     def part(self, start: int, end: int) -> Document:
         """The stretch between two offsets as a document; the headings that it stands under are at its begin."""

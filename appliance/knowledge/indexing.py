@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from appliance.errors import BadRequest, ConfigError, Conflict, IngestionError, InvalidFile, RetrievalUnavailable
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.parsing import ParserPool
+from appliance.knowledge.progress import Progress
 from appliance.protocols import Chunker, VectorStore
 from appliance.storage import stores
 from appliance.storage.blobs import BlobStore
@@ -62,7 +63,12 @@ class Indexer:
             IngestionError: the file cannot be indexed; trying again would not help.
             RequestError: a part is out of reach or out of space; try again later.
         """
+        async with Progress(self.database, work) as progress:
+            return await self._index(work, progress)
+
+    async def _index(self, work: Work, progress: Progress) -> Written:
         document = await self._parse(self.blobs.path(work.file_id), work)
+        progress.pages, progress.characters = document.pages, len(document.text)
         embedder = self._embedder(work)
         await self._prepare(work, embedder)
         written = Written(work, 0, 0, document.notes, work.attributes, work.readers)
@@ -70,7 +76,7 @@ class Indexer:
             section = document.part(start, end)
             spans = await asyncio.to_thread(self._split, section, embedder, work)
             chunks = [_chunk(work, section, span, written.chunks + i, start) for i, span in enumerate(spans)]
-            await self._write(written, embedder, chunks)
+            await self._write(written, embedder, chunks, progress)
         if written.chunks == 0:
             raise InvalidFile("the file holds no text; upload one with text in it")
         return written
@@ -123,7 +129,9 @@ class Indexer:
                 )
         await uninterrupted(self.backend.delete_file(work.collection, work.file_id))
 
-    async def _write(self, written: Written, embedder: BatchingEmbedder, chunks: Sequence[StoredChunk]) -> None:
+    async def _write(
+        self, written: Written, embedder: BatchingEmbedder, chunks: Sequence[StoredChunk], progress: Progress
+    ) -> None:
         """Embed and write chunks, a group at a time."""
         for first in range(0, len(chunks), WRITE_CHUNKS):
             group = chunks[first : first + WRITE_CHUNKS]
@@ -133,6 +141,7 @@ class Indexer:
                 raise IngestionError(f"the embedding model refused a piece of the file: {error}") from error
             await uninterrupted(self.backend.upsert(written.work.collection, group, rows.vectors))
             written.chunks += len(group)
+            progress.indexed(group[-1].end)
             written.usage_bytes += len(rows.vectors) + sum(len(chunk.text.encode()) for chunk in group)
 
 

@@ -31,6 +31,7 @@ def clean_document(document: Document) -> Document:
             Heading(start, heading.level, _line(heading.title)) for start, heading in zip(starts, outline, strict=True)
         ),
         language=document.language,
+        pages=document.pages,
     )
 
 

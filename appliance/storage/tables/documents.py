@@ -186,6 +186,12 @@ class Job(Tenanted, Base):
     """Not to be claimed before this time (back-off)."""
     owner: Mapped[str | None] = mapped_column(String(64))
     lease_expires: Mapped[int] = mapped_column(BigInteger, default=0)
+    stage: Mapped[str | None] = mapped_column(String(16))
+    """What the worker does with it, once that takes more than a moment; as are the following."""
+    percent: Mapped[int] = mapped_column(Integer, default=0)
+    pages: Mapped[int] = mapped_column(Integer, default=0)
+    begun: Mapped[int] = mapped_column(BigInteger, default=0)
+    """When this attempt began, in seconds."""
 
 
 class Reindex(Tenanted, Base):

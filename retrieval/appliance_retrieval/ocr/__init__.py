@@ -84,7 +84,8 @@ class Scans:
             raise InvalidFile(
                 "no text could be read on the picture; scan it with more contrast, or check the languages"
             )
-        return Document(text=text, notes=("text read by OCR", *([self._limit(more)] if more else [])))
+        notes = ("text read by OCR", *([self._limit(more)] if more else []))
+        return Document(text=text, notes=notes, pages=len(found))
 
     def _limit(self, pages: int) -> str:
         most = self._settings.max_pages

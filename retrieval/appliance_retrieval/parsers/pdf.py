@@ -45,6 +45,7 @@ def read(path: Path, media_type: str | None, recognise: Recognise | None = None)
             text=text,
             title=document.get_metadata_value("Title"),
             notes=(*_notes(empty, "no text"), *_notes(recognised, "text read by OCR"), *tables.notes),
+            pages=len(pages),
             outline=tuple(sorted(_bookmarks(document, text, starts), key=lambda heading: heading.start)),
         )
 
