@@ -229,6 +229,8 @@ class Pipeline:
         async with self._run(call, template) as (record, span, held, admissions):
             _, engine = self.models.resolve_task(call.model, cast("MediaTask", call.operation), call.principal)
             await self.authorize(call.principal, "models.use", call.model)
+            if asks_logprobs(call.request):
+                await self.authorize(call.principal, "logprobs.read", call.model)
             if self.filters.outputs:
                 check_filterable(call.request)
             await self._admit(call, record, held, admissions)

@@ -90,6 +90,11 @@ class TranscriptionRequest(MediaRequest, kw_only=True):
     known_speaker_names: _Names | UnsetType = msgspec.field(default=UNSET, name="known_speaker_names[]")
     known_speaker_references: list[str] | UnsetType = msgspec.field(default=UNSET, name="known_speaker_references[]")
 
+    @property
+    def logprobs(self) -> bool:
+        """Whether log probabilities are asked for, as ``wire.asks_logprobs`` looks for it."""
+        return bool(self.include)
+
 
 class TranslationRequest(MediaRequest, kw_only=True):
     """``POST /v1/audio/translations``: what is said in a recording, in English."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,11 +40,11 @@ def check_filterable(request: MediaRequest) -> None:
 
 def text_of(payload: bytes) -> str:
     """The text of a plain transcript, whether the engine wrapped it or not. Raises EngineError."""
-    try:
-        if not payload.lstrip().startswith(b"{"):
-            return payload.decode()
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, KeyError):
         return str(_decode(payload)["text"])
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
         raise EngineError("the engine sent something that is no transcript; try again") from None
 
 
@@ -76,7 +76,8 @@ class _Transcript:
             yield _chunk(self._call, {"delta": {}, "finish_reason": "stop"})
             return
         async for payload in self._pieces:
-            self._rest = _decode(payload) if payload.lstrip().startswith(b"{") else {}
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                self._rest = _decode(payload)
             message = {"role": "assistant", "content": text_of(payload)}
             yield _chunk(self._call, {"message": message, "finish_reason": "stop"})
 

@@ -68,9 +68,12 @@ def _note_event(event: bytes, record: CallRecord) -> None:
 
 def _note_whole(payload: bytes, request: MediaRequest, record: CallRecord) -> str:
     """Note the usage; the text of a transcript."""
-    if getattr(request, "response_format", None) in _WORDS and not payload.lstrip().startswith(b"{"):
+    try:
+        summary = _summary(payload)
+    except EngineError:
+        if getattr(request, "response_format", None) not in _WORDS:
+            raise
         return payload.decode(errors="replace")
-    summary = _summary(payload)
     _note_usage(summary, record)
     return summary.text
 

@@ -7,7 +7,7 @@ does not stream one at all sends it whole.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -94,7 +94,7 @@ def _quoted(text: str) -> str:
 class Pieces:
     """An answer's pieces, from an iterator over them; closing it lets go of the response."""
 
-    def __init__(self, response: UpstreamResponse, pieces: AsyncIterator[bytes]) -> None:
+    def __init__(self, response: UpstreamResponse, pieces: AsyncGenerator[bytes, None] | UpstreamResponse) -> None:
         self._response = response
         self._pieces = pieces
         self._closed = False
@@ -131,10 +131,11 @@ class Pieces:
     async def aclose(self) -> None:
         """Let go of the answer; before its end this closes the connection."""
         self._closed = True
+        await self._pieces.aclose()
         await self._response.aclose()
 
 
-async def checked(response: UpstreamResponse, call: Call) -> AsyncIterator[bytes]:
+async def checked(response: UpstreamResponse, call: Call) -> AsyncGenerator[bytes, None]:
     """A JSON answer, whole. Raises EngineError where it is none, is no sound, or reports an error."""
     payload = await response.read(MAX_ANSWER_BYTES)
     if (
@@ -146,7 +147,7 @@ async def checked(response: UpstreamResponse, call: Call) -> AsyncIterator[bytes
     yield payload
 
 
-async def events(response: UpstreamResponse, call: Call) -> AsyncIterator[bytes]:
+async def events(response: UpstreamResponse, call: Call) -> AsyncGenerator[bytes, None]:
     """The events of a streamed answer, whole and of OpenAI's types; the last one says that it is complete.
 
     Raises:

@@ -89,6 +89,11 @@ async def test_a_transcript_is_streamed_as_the_clients_events(media):
     assert sse_events(raw.content)[-1] == "[DONE]"
 
 
+async def test_a_plain_transcript_may_look_like_json(media):
+    async with media([Emit("{ she said")]) as b:
+        assert (await form(b, "/v1/audio/transcriptions", response_format="text")).text == "{ she said"
+
+
 @pytest.mark.parametrize("format_", ["text", "srt", "vtt"])
 async def test_formats_that_are_no_json_are_plain_text(media, format_):
     async with media() as b:
@@ -203,6 +208,16 @@ async def test_a_caller_learns_of_no_model_that_is_not_theirs(media):
         reply = await form(b, "/v1/audio/transcriptions", model="deaf")
         assert "no model here does" in assert_openai_error(reply, 404, "model")["message"]
         assert_openai_error(await form(b, "/v1/audio/transcriptions"), 403, "model")
+
+
+async def test_log_probabilities_of_a_transcript_take_the_permission_for_them(media):
+    keys = Keys({"good": Principal(id="k", roles=("hears",))})
+    config = {"plugins": ["rbac"], "auth": {"roles": {"hears": ["models.use"]}}}
+    async with media(config=config, keys=provides(authenticators=[keys])) as b:
+        b.client.headers["authorization"] = "Bearer good"
+        assert (await form(b, "/v1/audio/transcriptions")).status_code == 200
+        reply = await form(b, "/v1/audio/transcriptions", **{"include[]": ["logprobs"]})
+        assert "logprobs.read" in assert_openai_error(reply, 403)["message"]
 
 
 async def test_nothing_is_read_of_the_form_of_somebody_who_may_use_no_model(media):
