@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from appliance.errors import BadRequest, ConfigError, Conflict, IngestionError, InvalidFile, RetrievalUnavailable
+from appliance.errors import BadRequest, Conflict, IngestionError, InvalidFile, RetrievalUnavailable
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.parsing import ParserPool
 from appliance.knowledge.progress import Progress
