@@ -57,6 +57,8 @@ class ModerationRoute(Route):
                 "nothing moderates here; set filters.moderation_model to a guard model, or list a filter that judges",
                 param="model",
             )
+        if guard is None:
+            _check_texts_only(request)
         call = Call(
             id=scope["state"]["request_id"],
             operation="moderation",
@@ -91,6 +93,13 @@ def _inputs(request: ModerationRequest, limits: LimitsConfig) -> list[str | list
     for i, part in enumerate(parts):
         check_part(part, f"input[{i}]", ("text", "image_url"))
     return [parts] if parts else [*texts]
+
+
+def _check_texts_only(request: ModerationRequest) -> None:
+    """Filters read texts; an image that nobody looked at must not pass for one that was. Raises BadRequest."""
+    for i, item in enumerate(request.input):
+        if not isinstance(item, str) and item.type != "text":
+            raise BadRequest("nothing here judges images; leave the part out", param=f"input[{i}].type")
 
 
 async def _judged(

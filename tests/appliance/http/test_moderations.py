@@ -81,8 +81,9 @@ async def test_filters_that_judge_answer_without_a_guard_model(box) -> None:
         found, model = await judged(b, "a song", "a KUMQUAT", "a fist of a foe", "me@example.org")
         assert found == [(False, set()), (True, set()), (True, {"violence", "hate"}), (False, set())]
         assert model == "wordlist"
-        parts = [{"type": "text", "text": "a fist"}, IMAGE]
+        parts = [{"type": "text", "text": "a fist"}]
         assert (await b.openai.moderations.create(input=parts)).results[0].categories.violence is True
+        assert_openai_error(await b.client.post(PATH, json={"input": [*parts, IMAGE]}), 400, "input[1].type")
         assert not b.engine.diaries
 
 
