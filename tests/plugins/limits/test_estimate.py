@@ -5,7 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.admission import capped
-from appliance.plugin import Admission, Call, CallRecord, CompletionRequest, EmbeddingRequest, Usage
+from appliance.plugin import (
+    Admission,
+    Attachment,
+    Call,
+    CallRecord,
+    CompletionRequest,
+    EmbeddingRequest,
+    ImageEditRequest,
+    ImageRequest,
+    SpeechRequest,
+    TranscriptionRequest,
+    Usage,
+)
 from appliance.testing.answers import chat_call
 from appliance.wire import (
     ContentPart,
@@ -18,6 +30,8 @@ from appliance.wire import (
     ToolCall,
 )
 from appliance_plugins.limits.estimate import Estimate, estimate, used
+
+FILE = Attachment("a", None, b"x")
 
 
 def chat(*messages: Message, **fields):
@@ -102,6 +116,10 @@ def test_an_answer_is_as_long_as_it_may_be(fields, answer, named):
         (ScoreRequest(model="m", text_1=["x" * 40, "y" * 40], text_2=["y" * 40, "z" * 40]), 40, 0),
         (ModerationRequest(input=["x" * 40, "y" * 40]), 20, 0),
         (ModerationRequest(input=[ContentPart(type="image_url", image_url=ImageUrl(url="x"))]), 1024, 0),
+        (SpeechRequest(model="m", input="x" * 40, voice="a", instructions="y" * 40), 20, 0),
+        (TranscriptionRequest(model="m", file=FILE, prompt="x" * 40), 1034, 0),
+        (ImageRequest(prompt="x" * 40, n=3), 10, 3072),
+        (ImageEditRequest(prompt="x" * 40, images=[FILE, FILE], mask=FILE), 3082, 1024),
     ],
 )
 def test_completions_and_embeddings_are_estimated_too(request_, prompt, answer):
