@@ -224,7 +224,7 @@ class Tried(Api):
             return self._send_form(name, entry, fields)
         if not entry.body:
             return self.client.request(entry.method, self.path(entry), params=_as_query(fields))
-        body = self.body(entry) | self._fresh(name) | fields
+        body = self.body(entry) | self._fresh(name) | dict(fields)
         return self.client.request(
             entry.method, self.path(entry), json={key: value for key, value in body.items() if value is not None}
         )
