@@ -151,6 +151,18 @@ class ApplianceVectorStore(VectorStore):
         """As ``similarity_search_with_score``."""
         return _scored(await self.connection.arun(self._search(query, k, **kwargs)))
 
+    def max_marginal_relevance_search(
+        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+    ) -> list[Document]:
+        """The same, where passages that say something new come first; the appliance chooses among all that it found."""
+        return self.similarity_search(query, k, **_diverse(lambda_mult, kwargs))
+
+    async def amax_marginal_relevance_search(
+        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+    ) -> list[Document]:
+        """As ``max_marginal_relevance_search``."""
+        return await self.asimilarity_search(query, k, **_diverse(lambda_mult, kwargs))
+
     @classmethod
     def from_texts(
         cls: type[_Store],
@@ -249,6 +261,10 @@ def _condition(key: str, value: Any) -> dict[str, Any]:
 
 def _all(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return parts[0] if len(parts) == 1 else {"type": "and", "filters": parts}
+
+
+def _diverse(lambda_mult: float, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**options, "ranking_options": {**(options.get("ranking_options") or {}), "diversity": 1 - lambda_mult}}
 
 
 def _made(

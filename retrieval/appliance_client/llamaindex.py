@@ -177,7 +177,7 @@ class ApplianceVectorStore(BasePydanticVectorStore):
         await self._connection.arun(self._deleted(texts.find(self.store_id, None)))
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """The best passages: by meaning and words (default; hybrid with ``alpha``), or by words (text_search, sparse).
+        """The best passages: by meaning and words (default, mmr, hybrid), or by words alone (text_search, sparse).
 
         Raises:
             ValueError: the query has no text, or asks for what the appliance cannot do.
@@ -278,8 +278,10 @@ def _of(ref_doc_id: str) -> dict[str, Any]:
 def _ranking(query: VectorStoreQuery) -> dict[str, Any] | None:
     if query.mode in _WORDS_ONLY:
         return {"hybrid_search": {"embedding_weight": 0, "text_weight": 1}}
+    if query.mode == VectorStoreQueryMode.MMR:
+        return {"diversity": 1 - (0.5 if query.mmr_threshold is None else query.mmr_threshold)}
     if query.mode not in _BOTH:
-        raise ValueError(f"mode {query.mode.value} is not known; use default, hybrid, text_search or sparse")
+        raise ValueError(f"mode {query.mode.value} is not known; use default, hybrid, mmr, text_search or sparse")
     if query.alpha is None or query.mode == VectorStoreQueryMode.DEFAULT:
         return None
     return {"hybrid_search": {"embedding_weight": query.alpha, "text_weight": 1 - query.alpha}}

@@ -13,6 +13,7 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests, Vector
 
 from appliance_client import Connection, texts
 from appliance_client.langchain import ApplianceRetriever, ApplianceVectorStore, filters_of
+from clients.either import got
 
 
 @pytest.fixture
@@ -131,6 +132,20 @@ async def test_metadata_that_attributes_cannot_hold_is_refused_before_anything_i
     with pytest.raises(ValueError, match=words):
         await store.aadd_documents([Document("fine"), Document("not fine", metadata=metadata)])
     assert await connection.arun(texts.find(store_id, None)) == []
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+async def test_passages_that_say_something_new_come_first_if_asked(
+    connection: Connection, store_id: str, form: str
+) -> None:
+    store = ApplianceVectorStore(store_id, connection)
+    words = ["zebrafinch song at dawn", "zebrafinch song at dawn!", "zebrafinch nest"]
+    await store.aadd_texts(words, ids=["a", "b", "c"])
+    search = store.max_marginal_relevance_search if form == "sync" else store.amax_marginal_relevance_search
+    found = await got(search("zebrafinch song dawn", k=2, lambda_mult=0.2))
+    assert {document.id for document in found} in ({"a", "c"}, {"b", "c"})
+    nearest = await store.asimilarity_search("zebrafinch song dawn", k=2)
+    assert {document.id for document in nearest} == {"a", "b"}
 
 
 async def test_a_long_document_is_found_in_passages_and_read_whole(connection: Connection, store_id: str) -> None:

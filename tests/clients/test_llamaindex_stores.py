@@ -116,6 +116,8 @@ async def test_by_words_alone_only_what_shares_one_is_found(store: ApplianceVect
     assert (await store.aquery(words)).ids == ["a"]
     both = VectorStoreQuery(query_str="zebrafinch", similarity_top_k=5, mode=VectorStoreQueryMode.HYBRID, alpha=0.7)
     assert set((await store.aquery(both)).ids) == {"a", "b"}
+    apart = VectorStoreQuery(query_str="zebrafinch", similarity_top_k=2, mode=VectorStoreQueryMode.MMR)
+    assert set((await store.aquery(apart)).ids) == {"a", "b"}
     for refused in (
         VectorStoreQuery(query_embedding=[0.1]),
         VectorStoreQuery(query_str="x", mode=VectorStoreQueryMode.SVM),

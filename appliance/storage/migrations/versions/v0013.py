@@ -10,15 +10,17 @@ down_revision = "0012"
 branch_labels = None
 depends_on = None
 
+# Two files of one name are an old and a new version, at whose change the server was killed; the next sync ends it.
 _ADOPT = """
-INSERT INTO source_files (source, "key", version, sha256, settings, file_id, tenant)
-SELECT 'stores/' || s.tenant || '/' || s.name, f.filename, '', MAX(f.sha256), '', MAX(f.id), f.tenant
+INSERT INTO source_files (source, "key", version, sha256, settings, file_id, next_id, tenant)
+SELECT 'stores/' || s.tenant || '/' || s.name, f.filename, '',
+       CASE WHEN COUNT(*) = 1 THEN MAX(f.sha256) ELSE '' END, '',
+       MIN(f.id), CASE WHEN COUNT(*) > 1 THEN MAX(f.id) END, f.tenant
 FROM files f
 JOIN vector_store_files m ON m.file_id = f.id
 JOIN vector_stores s ON s.id = m.store_id
 WHERE f.purpose = 'configuration'
 GROUP BY s.tenant, s.name, f.filename, f.tenant
-HAVING COUNT(*) = 1
 """
 
 
