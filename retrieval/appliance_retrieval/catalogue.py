@@ -62,11 +62,12 @@ CREATE TABLE chunks (
 CREATE INDEX chunks_of_file ON chunks (file_id, position, id);
 CREATE INDEX chunks_of_access ON chunks (access);
 CREATE INDEX chunks_of_facets ON chunks (facets);
-CREATE TABLE contents (number INTEGER PRIMARY KEY, text TEXT NOT NULL, vector BLOB NOT NULL);
+CREATE TABLE contents (
+    number INTEGER PRIMARY KEY, text TEXT NOT NULL, context TEXT NOT NULL, vector BLOB NOT NULL);
 CREATE TABLE postings (term TEXT, number INTEGER, times INTEGER NOT NULL, PRIMARY KEY (term, number)) WITHOUT ROWID;
 CREATE INDEX postings_of_chunk ON postings (number);
 """
-_CHUNK = "id, file_id, position, first, last, text, access, facets"
+_CHUNK = "id, file_id, position, first, last, text, context, access, facets"
 _ENTRY = "key, access, facets, vector"
 _WITHIN = (
     "access IN (SELECT value FROM json_each(:access))"
@@ -171,7 +172,7 @@ class Catalogue:
         return entries
 
     def _insert(self, database: sqlite3.Connection, chunk: StoredChunk, entry: Entry) -> None:
-        counts = Counter(search_terms(chunk.text))
+        counts = Counter(search_terms(chunk.searchable))
         words = counts.total()
         number = database.execute(
             "INSERT INTO chunks (key, id, file_id, position, first, last, access, facets, words)"
@@ -181,7 +182,8 @@ class Catalogue:
                 entry.access, entry.facets, words,
             ),
         ).lastrowid  # fmt: skip
-        database.execute("INSERT INTO contents VALUES (?, ?, ?)", (number, chunk.text, entry.vector))
+        contents = number, chunk.text, chunk.context, entry.vector
+        database.execute("INSERT INTO contents VALUES (?, ?, ?, ?)", contents)
         rows = ((term, number, times) for term, times in counts.items())
         database.executemany("INSERT INTO postings VALUES (?, ?, ?)", rows)
         database.execute("UPDATE about SET chunks = chunks + 1, words = words + ?", (words,))
@@ -354,7 +356,7 @@ class Catalogue:
             return [row[0] for row in database.execute("SELECT key FROM chunks").fetchall()]
 
     def _chunk(self, row: Sequence[Any]) -> StoredChunk:
-        chunk_id, file_id, position, first, last, text, access, facets = row
+        chunk_id, file_id, position, first, last, text, context, access, facets = row
         tenant, readers = self._access[access]
         return StoredChunk(
             id=chunk_id,
@@ -366,6 +368,7 @@ class Catalogue:
             tenant=tenant,
             readers=readers,
             attributes=dict(self._facets[facets]),
+            context=context,
         )
 
 

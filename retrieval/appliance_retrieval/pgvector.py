@@ -258,7 +258,7 @@ class PgvectorStore:
 
 def _row(chunk: StoredChunk, vector: bytes) -> tuple[object, ...]:
     """A row in the order of ``pgvector_database.WRITTEN``."""
-    terms, words = tsvector(chunk.text)
+    terms, words = tsvector(chunk.searchable)
     return (
         stored(chunk.id),
         stored(chunk.file_id),
@@ -268,6 +268,7 @@ def _row(chunk: StoredChunk, vector: bytes) -> tuple[object, ...]:
         stored(chunk.tenant),
         [stored(reader) for reader in chunk.readers],
         stored(chunk.text),
+        stored(chunk.context),
         terms,
         words,
         attributes_json(chunk.attributes),

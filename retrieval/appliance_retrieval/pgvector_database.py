@@ -25,8 +25,8 @@ _SESSION = {
     "hnsw.max_scan_tuples": "2147483647",
     "hnsw.scan_mem_multiplier": "4",
 }
-WRITTEN = "id, file_id, position, first, last, tenant, readers, text, terms, words, attributes, details, dense"
-_PLACES = "$1, $2, $3, $4, $5, $6, $7, $8, $9::text::tsvector, $10, $11::text::jsonb, $12, $13"
+WRITTEN = "id, file_id, position, first, last, tenant, readers, text, context, terms, words, attributes, details, dense"
+_PLACES = "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10::text::tsvector, $11, $12::text::jsonb, $13, $14"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Table:
                 id text PRIMARY KEY, file_id text NOT NULL, position bigint NOT NULL,
                 first bigint NOT NULL, last bigint NOT NULL,
                 tenant text NOT NULL, readers text[] NOT NULL,
-                text text NOT NULL, terms tsvector NOT NULL, words bigint NOT NULL,
+                text text NOT NULL, context text NOT NULL, terms tsvector NOT NULL, words bigint NOT NULL,
                 attributes jsonb NOT NULL, details text NOT NULL,
                 dense vector({self.dimensions}) NOT NULL)"""
         yield f"CREATE INDEX ON {self.name} (file_id, position, id)"

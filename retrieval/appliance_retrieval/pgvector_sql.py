@@ -126,7 +126,7 @@ def attributes_json(attributes: Attributes) -> str:
 
 
 _decode_attributes = msgspec.json.Decoder(dict[str, Scalar]).decode
-COLUMNS = "id, file_id, position, first, last, tenant, readers, text, details"
+COLUMNS = "id, file_id, position, first, last, tenant, readers, text, context, details"
 """What ``chunk_of`` needs."""
 
 
@@ -147,6 +147,7 @@ def chunk_of(row: Mapping[str, Any]) -> StoredChunk:
         tenant=unstored(row["tenant"]),
         readers=tuple(unstored(reader) for reader in row["readers"]),
         attributes=_decode_attributes(row["details"]),
+        context=unstored(row["context"]),
     )
 
 

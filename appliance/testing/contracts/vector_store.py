@@ -109,6 +109,12 @@ async def _search(
 
 
 _keys = st.sampled_from(["k"] * 6 + ["lang", 'a"b', "it's", "back\\slash", "s:k", "ключ", "new\nline", "]"])
+    async def test_a_context_is_searched_by_words_and_comes_back_apart_from_the_text(self, store: VectorStore) -> None:
+        written = msgspec.structs.replace(chunk(0, "plain words"), context="Walrus manual")
+        await _fill(store, written, chunk(1, "other words"))
+        (hit,) = await store.search_text(COLLECTION, "walrus", limit=5, scope=EVERYONE)
+        assert hit.chunk == written
+
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 _wide_numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 _small: tuple[Scalar, ...] = (0, 1, 1.5, 2, "", "a", "b", "1")

@@ -36,8 +36,8 @@ class Settings(Strict, frozen=True):
 class Scans:
     """Parser for PDF files and pictures."""
 
-    suffixes = frozenset((".pdf", *_SUFFIXES))
-    media_types = frozenset(("application/pdf", *_MEDIA_TYPES))
+    suffixes: frozenset[str] = frozenset((".pdf", *_SUFFIXES))
+    media_types: frozenset[str] = frozenset(("application/pdf", *_MEDIA_TYPES))
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -38,7 +38,8 @@ class Reader:
         """The text on a page of a PDF."""
         width, height = page.get_size()
         scale = min(self._dpi / _POINTS, sqrt(MAX_PIXELS / max(width * height, 1)))
-        bitmap = page.render(scale=scale, grayscale=True)
+        draw: Any = page.render  # its types say that scale is whole
+        bitmap = draw(scale=scale, grayscale=True)
         return self._read(bitmap.to_pil(), round(scale * _POINTS))
 
     def picture(self, picture: Image) -> str:

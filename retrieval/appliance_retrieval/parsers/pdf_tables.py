@@ -82,7 +82,7 @@ class Tables:
 def _is_plain(page: PdfPage) -> bool:
     """Whether both libraries measure it alike: not turned, not cropped, from the origin."""
     box = page.get_mediabox()
-    return bool(page.get_rotation() == 0 and box[:2] == (0, 0) and page.get_cropbox() == box)
+    return bool(box and page.get_rotation() == 0 and box[:2] == (0, 0) and page.get_cropbox() == box)
 
 
 def _is_ruled(page: PdfPage) -> bool:
