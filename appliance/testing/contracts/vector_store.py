@@ -17,7 +17,6 @@ auto``) and hypothesis. A store whose ``stop`` and ``start`` lose the data must 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
@@ -27,69 +26,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from appliance.errors import Conflict, NotFound, RetrievalUnavailable
-from appliance.knowledge.filters import Attributes, Comparison, Compound, Filter, Scalar, matches
+from appliance.knowledge.filters import Comparison, Compound, Filter, Scalar, matches
 from appliance.protocols import Inventory, VectorStore
+from appliance.testing.contracts.stored_chunks import (
+    ATTRIBUTES,
+    COLLECTION,
+    EVERYONE,
+    FILTERS,
+    READERS,
+    TENANTS,
+    TRICKY,
+    chunk,
+    vectors,
+)
 from appliance.types import Hit, Scope, StoredChunk
 
-COLLECTION = "contract"
-EVERYONE = Scope()
-TRICKY: tuple[Scalar, ...] = (
-    '") or true or ("',
-    'a" or "1"=="1',
-    "O'Brien",
-    "",
-    "true",
-    True,
-    False,
-    "5",
-    5,
-    1,
-    0,
-    1.5,
-    -3,
-    "back\\slash",
-    'end\\"',
-    "line\nbreak\r\ttab",
-    "%",
-    "_",
-    "$meta",
-    "é\u2028ß",
-    "\0",
-    "a\0b",
-    "\x01\x01",
-    "\U0001f600",
-    "{x}$1%s",
-    'b") or ("1"=="1',
-    "x" * 600,
-)
-
-
-def vectors(*rows: Sequence[float]) -> bytes:
-    """Rows as the bytes that ``upsert`` takes."""
-    return array("f", [value for row in rows for value in row]).tobytes()
-
-
-def chunk(
-    position: int,
-    text: str = "text",
-    *,
-    file_id: str = "file-a",
-    attributes: Attributes | None = None,
-    tenant: str = "default",
-    readers: tuple[str, ...] = ("*",),
-) -> StoredChunk:
-    """A chunk with an id made from file and position."""
-    return StoredChunk(
-        id=f"{file_id}:{position}",
-        file_id=file_id,
-        position=position,
-        text=text,
-        start=10 * position,
-        end=10 * position + 5,
-        tenant=tenant,
-        readers=readers,
-        attributes=attributes or {},
-    )
+__all__ = ["COLLECTION", "EVERYONE", "TRICKY", "VectorStoreContract", "chunk", "vectors"]
 
 
 def _ids(hits: Sequence[Hit]) -> list[str]:
@@ -106,41 +58,6 @@ async def _search(
     store: VectorStore, scope: Scope = EVERYONE, where: Filter | None = None, limit: int = 1000
 ) -> list[str]:
     return _ids(await store.search_dense(COLLECTION, vectors((1, 0)), limit=limit, scope=scope, where=where))
-
-
-_keys = st.sampled_from(["k"] * 6 + ["lang", 'a"b', "it's", "back\\slash", "s:k", "ключ", "new\nline", "]"])
-    async def test_a_context_is_searched_by_words_and_comes_back_apart_from_the_text(self, store: VectorStore) -> None:
-        written = msgspec.structs.replace(chunk(0, "plain words"), context="Walrus manual")
-        await _fill(store, written, chunk(1, "other words"))
-        (hit,) = await store.search_text(COLLECTION, "walrus", limit=5, scope=EVERYONE)
-        assert hit.chunk == written
-
-_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-_wide_numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
-_small: tuple[Scalar, ...] = (0, 1, 1.5, 2, "", "a", "b", "1")
-_orderable: st.SearchStrategy[Scalar] = st.one_of(st.sampled_from(_small), _wide_numbers, _text)
-_values: st.SearchStrategy[Scalar] = st.one_of(st.booleans(), st.sampled_from(TRICKY), _orderable)
-_attributes: st.SearchStrategy[dict[str, Scalar]] = st.dictionaries(_keys, _values, max_size=3)
-_comparisons = st.one_of(
-    st.builds(Comparison, key=_keys, type=st.sampled_from(["eq", "ne"]), value=_values),
-    st.builds(Comparison, key=_keys, type=st.sampled_from(["gt", "gte", "lt", "lte"]), value=_orderable),
-    st.builds(
-        Comparison,
-        key=_keys,
-        type=st.sampled_from(["in", "nin"]),
-        value=st.lists(_values, max_size=4).map(tuple),
-    ),
-)
-_filters = st.recursive(
-    _comparisons,
-    lambda inner: st.builds(
-        Compound, type=st.sampled_from(["and", "or"]), filters=st.lists(inner, min_size=1, max_size=3).map(tuple)
-    ),
-    max_leaves=5,
-)
-
-_tenants = st.sampled_from(["default", "other", 'x" or "1"=="1'])
-_readers = st.lists(st.sampled_from(["*", "user:a", "group:a", "user:%", 'group:") or ("']), max_size=3, unique=True)
 
 
 class VectorStoreContract:
@@ -191,6 +108,12 @@ class VectorStoreContract:
         hits = await store.search_dense(COLLECTION, vectors((2, 0)), limit=1, scope=Scope(readers=("group:a",)))
         assert hits[0].chunk == written
         assert [type(value) for value in hits[0].chunk.attributes.values()] == [int, float, bool, str]
+
+    async def test_a_context_is_searched_by_words_and_comes_back_apart_from_the_text(self, store: VectorStore) -> None:
+        written = msgspec.structs.replace(chunk(0, "plain words"), context="Walrus manual")
+        await _fill(store, written, chunk(1, "other words"))
+        (hit,) = await store.search_text(COLLECTION, "walrus", limit=5, scope=EVERYONE)
+        assert hit.chunk == written
 
     async def test_writing_the_same_ids_twice_keeps_each_chunk_once(self, store: VectorStore) -> None:
         chunks = [chunk(i) for i in range(5)]
@@ -335,11 +258,11 @@ class VectorStoreContract:
     @given(data=st.data())
     async def test_o26_filters_mean_what_the_reference_says(self, store: VectorStore, data: st.DataObject) -> None:
         await store.delete_file(COLLECTION, "file-a")
-        rows = data.draw(st.lists(_attributes, min_size=1, max_size=6))
+        rows = data.draw(st.lists(ATTRIBUTES, min_size=1, max_size=6))
         await _fill(store, *(chunk(i, attributes=attributes) for i, attributes in enumerate(rows)))
         if data.draw(st.booleans()):
             await store.seal(COLLECTION)
-        for where in data.draw(st.lists(_filters, min_size=1, max_size=4)):
+        for where in data.draw(st.lists(FILTERS, min_size=1, max_size=4)):
             expected = [f"file-a:{i}" for i, attributes in enumerate(rows) if matches(where, attributes)]
             assert sorted(await _search(store, where=where)) == sorted(expected), where
 
@@ -423,7 +346,7 @@ class VectorStoreContract:
         self, store: VectorStore, data: st.DataObject
     ) -> None:
         await store.delete_file(COLLECTION, "file-a")
-        drawn = data.draw(st.lists(st.tuples(_tenants, _readers, _attributes), min_size=1, max_size=6))
+        drawn = data.draw(st.lists(st.tuples(TENANTS, READERS, ATTRIBUTES), min_size=1, max_size=6))
         rows = [
             chunk(i, "zebra", tenant=tenant, readers=tuple(readers), attributes=attributes)
             for i, (tenant, readers, attributes) in enumerate(drawn)
@@ -432,8 +355,8 @@ class VectorStoreContract:
         if data.draw(st.booleans()):
             await store.seal(COLLECTION)
         for _ in range(3):
-            scope = Scope(tenant=data.draw(_tenants), readers=tuple(data.draw(_readers)))
-            where = data.draw(_filters | st.none())
+            scope = Scope(tenant=data.draw(TENANTS), readers=tuple(data.draw(READERS)))
+            where = data.draw(FILTERS | st.none())
             within = [
                 row.id
                 for row in rows
