@@ -58,8 +58,8 @@ def encode_media(call: Call, model: str, more: Mapping[str, str] | None = None) 
         return _json(msgspec.structs.replace(request, model=model)), "application/json"
     boundary = secrets.token_hex(24)
     fields = [("model", model), *_fields(request), *(more or {}).items()]
-    parts = [_part(boundary, name, value) for name, value in fields]
-    return b"".join([*parts, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"
+    pieces = [piece for name, value in fields for piece in _part(boundary, name, value)]
+    return b"".join([*pieces, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"
 
 
 def _fields(request: MediaRequest) -> Iterator[tuple[str, Any]]:
@@ -76,15 +76,15 @@ def _fields(request: MediaRequest) -> Iterator[tuple[str, Any]]:
             yield field.encode_name, value
 
 
-def _part(boundary: str, name: str, value: Any) -> bytes:
-    """RFC 7578; what a browser escapes in a name is escaped here (WHATWG HTML, multipart/form-data)."""
+def _part(boundary: str, name: str, value: Any) -> tuple[bytes, bytes, bytes]:
+    """Head, content and end, by RFC 7578; what a browser escapes in a name is escaped here (WHATWG HTML, multipart/form-data)."""
     head = f'--{boundary}\r\nContent-Disposition: form-data; name="{_quoted(name)}"'
     if isinstance(value, Attachment):
         media_type = value.media_type or "application/octet-stream"
         head += f'; filename="{_quoted(value.filename)}"\r\nContent-Type: {media_type}'
-        return b"%b\r\n\r\n%b\r\n" % (head.encode(), value.content)
+        return f"{head}\r\n\r\n".encode(), value.content, b"\r\n"
     text = _json(value).decode() if isinstance(value, bool) else str(value)
-    return b"%b\r\n\r\n%b\r\n" % (head.encode(), text.encode())
+    return f"{head}\r\n\r\n".encode(), text.encode(), b"\r\n"
 
 
 def _quoted(text: str) -> str:
