@@ -77,7 +77,7 @@ def _fields(request: MediaRequest) -> Iterator[tuple[str, Any]]:
 
 
 def _part(boundary: str, name: str, value: Any) -> tuple[bytes, bytes, bytes]:
-    """Head, content and end, by RFC 7578. In names is escaped what browsers escape (WHATWG HTML, multipart/form-data)."""
+    """Head, content and end, by RFC 7578; names are escaped as browsers do (WHATWG HTML, multipart/form-data)."""
     head = f'--{boundary}\r\nContent-Disposition: form-data; name="{_quoted(name)}"'
     if isinstance(value, Attachment):
         media_type = value.media_type or "application/octet-stream"
