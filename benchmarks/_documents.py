@@ -42,7 +42,7 @@ def retrieval_config(folder: Path, *, store: str = "milvus", **changes: Any) -> 
 def retrieval_server(config: Mapping[str, Any], folder: Path) -> Iterator[Served]:
     """A server with its models pulled."""
     path = write_config(config, folder)
-    run([*appliance_command(), "models", "pull", "--config", str(path)], check=True)
+    run([*appliance_command(), "models", "pull", "--config", str(path)], check=True, stdout=sys.stderr)
     with serving(path, patience=180) as served:
         yield served
 
