@@ -13,7 +13,9 @@ from knowledge_kit import Stack, stack, until
 from appliance.config import RetrievalConfig, StoreConfig
 from appliance.knowledge.report import SourceReport, SyncOrder
 from appliance.knowledge.sources import service
+from appliance.knowledge.sources.opening import access_of
 from appliance.knowledge.sources.service import Sources
+from appliance.knowledge.sources.sync import _digest
 from appliance.source_config import SourceConfig
 from appliance.storage import sources, stores
 from appliance.storage.tables.sources import SourceFile
@@ -67,6 +69,12 @@ class Synced:
 
     def blobs(self) -> int:
         return len(list((self.made.config.data_path / "files").glob("??/*")))
+
+
+def digest_of(kit: Synced) -> str:
+    """What rows say of the access and attributes that the source has now."""
+    (wanted,) = kit.config.retrieval.sources
+    return _digest((access_of(wanted), wanted.attributes))
 
 
 def folder(path: Path, name: str = "docs", **fields: Any) -> SourceConfig:

@@ -30,10 +30,14 @@ async def documents(session: TenantSession, source: str) -> Sequence[SourceFile]
 
 async def statuses(session: TenantSession, source: str, store_id: str) -> Mapping[str, tuple[str, str | None]]:
     """Status and error of a source's files in its store, by their ids; what a client took out is not among them."""
-    query = (
-        select(StoreFile.file_id, StoreFile.status, StoreFile.error_message)
-        .join(SourceFile, or_(SourceFile.file_id == StoreFile.file_id, SourceFile.next_id == StoreFile.file_id))
-        .where(SourceFile.source == source, StoreFile.store_id == store_id, StoreFile.removing.is_(False))
+    of_source = SourceFile.source == source
+    old, new = (
+        select(column).where(of_source, column.is_not(None)) for column in (SourceFile.file_id, SourceFile.next_id)
+    )
+    query = select(StoreFile.file_id, StoreFile.status, StoreFile.error_message).where(
+        StoreFile.store_id == store_id,
+        StoreFile.removing.is_(False),
+        or_(StoreFile.file_id.in_(old), StoreFile.file_id.in_(new)),
     )
     return {file_id: (status, error) for file_id, status, error in await session.execute(query)}
 

@@ -43,6 +43,8 @@ COMMANDS = [
     ("models", "pull"),
     ("models", "list"),
     ("models", "rm"),
+    ("sources", "list"),
+    ("sources", "sync"),
     ("login",),
     ("logout",),
     ("whoami",),

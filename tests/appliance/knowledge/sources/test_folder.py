@@ -8,12 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
-from sources_kit import folder, synced, write
+from sources_kit import digest_of, folder, synced, write
 
+from appliance.errors import NotFound
 from appliance.knowledge.sources.folder import OUTSIDE, FolderSource
-from appliance.knowledge.sources.source import SourceError
+from appliance.knowledge.sources.source import Entry, Listing, SourceError
 from appliance.source_config import AccessConfig
 from appliance.storage import store_files
+from appliance.storage.tables import File, StoreFile
+from appliance.storage.tables.sources import SourceFile
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Scope, Search
 
@@ -340,6 +343,75 @@ async def test_a_store_that_was_deleted_is_made_and_filled_anew(root, kit) -> No
     assert await kit.store() != first
     assert await kit.texts() == {"a.md": "zebrafinch a"}
     assert kit.blobs() == 1
+
+
+async def test_a_source_of_a_tenant_fills_that_tenants_store_and_no_other(root, kit) -> None:
+    write(root, a="zebrafinch a")
+    await kit.use(folder(root, tenant="acme"))
+    await kit.sync()
+    store = await kit.store(tenant="acme")
+    search = Search(store_ids=(store,), queries=("zebrafinch",))
+    assert len((await kit.made.knowledge.search(search, Scope("acme"))).passages) == 1
+    with pytest.raises(NotFound):
+        await kit.made.knowledge.search(search, Scope("other"))
+    assert await kit.rows() == {}
+    assert set(await kit.rows(tenant="acme")) == {"a.md"}
+
+
+async def test_ten_thousand_documents_that_are_known_cost_a_look_at_their_rows(root, kit) -> None:
+    await kit.use(folder(root))
+    await kit.sync()
+    store = await kit.store()
+    found = {f"{number}.md": Entry(f"v{number}") for number in range(10_000)}
+    async with kit.made.database.session() as session:
+        for key, entry in found.items():
+            session.add(
+                File(
+                    id=f"file-{key}",
+                    tenant="default",
+                    filename=key,
+                    purpose="configuration",
+                    bytes=1,
+                    sha256="",
+                    created_us=1,
+                )
+            )
+            session.add(
+                SourceFile(
+                    source="docs",
+                    key=key,
+                    tenant="default",
+                    version=entry.version,
+                    sha256="x",
+                    settings=digest_of(kit),
+                    file_id=f"file-{key}",
+                )
+            )
+        await session.flush()
+        for key in found:
+            session.add(
+                StoreFile(
+                    store_id=store,
+                    file_id=f"file-{key}",
+                    tenant="default",
+                    version=1,
+                    status="completed",
+                    attributes={},
+                    chunk_size=100,
+                    chunk_overlap=0,
+                    created_us=1,
+                )
+            )
+
+    async def listed(_: FolderSource) -> Listing:
+        return Listing(dict(found))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FolderSource, "list", listed)
+        began = time.process_time()
+        report = await kit.sync()
+    assert (report.listed, report.added, report.removed, report.error) == (10_000, 0, 0, None)
+    assert time.process_time() - began < 8
 
 
 async def test_ten_thousand_files_that_are_known_cost_neither_reading_nor_writing(root, monkeypatch) -> None:
