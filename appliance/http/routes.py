@@ -148,7 +148,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", "/v1/responses/input_tokens", "models.use", "Count the tokens of an input",
           responses.INPUT_TOKENS_ROUTE, body=ResponsesRequest, returns=answers.InputTokens),
     Entry("GET", _RESPONSE, "responses.read", "Get a response", responses.get_response,
-          returns=answers.ResponseObject, query=responses.ResponseQuery),
+          returns=answers.ResponseObject, query=responses.ResponseQuery, media=_STREAMED),
     Entry("DELETE", _RESPONSE, "responses.write", "Delete a response", responses.delete_response,
           returns=objects.Deleted),
     Entry("POST", f"{_RESPONSE}/cancel", "responses.write", "Cancel a background response",

@@ -26,7 +26,9 @@ ENGINE_FIELDS = {
 """Of vLLM and its kin; each is a door to memory, files, templates or other people's requests."""
 PARTS = ("prompt_embeds", "image_embeds", "audio_embeds", "tensor", "image_pil")
 STREAMING = [
-    entry for entry in TABLE if "text/event-stream" in entry.media and not isinstance(entry.handler, MediaRoute)
+    entry
+    for entry in TABLE
+    if entry.body and "text/event-stream" in entry.media and not isinstance(entry.handler, MediaRoute)
 ]
 """Those of sound and pictures have tests of their own (test_media.py)."""
 CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
