@@ -265,10 +265,10 @@ def test_a_section_that_has_ended_gives_no_context() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ["The turbine room is inspected. ", ".", "\n", "| a | b |\n", "```\n", "# a\n", "x"])
 def test_hostile_megabytes_take_seconds(unit: str) -> None:
-    text = unit * (2_000_000 // len(unit))
+    text = unit * (400_000 // len(unit))
     spans = word_spans(text)
     started = time.process_time()
     document = Document(text=text, outline=outline(text))
     for name in ("structure", "sentences", "code", "contextual"):
         CHUNKERS[name].split(document, size=256, overlap=128, spans=spans)
-    assert time.process_time() - started < 60
+    assert time.process_time() - started < 20

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import documents
+import knowledge_kit
 import pytest
 
 from appliance.config import Config
@@ -42,6 +43,18 @@ async def test_o19_a_scanned_pdf_is_read_by_a_confined_process_and_a_note_says_h
     document = await pool.parse(path, path.name, "application/pdf")
     assert "zebrafinch sings at dawn" in document.text
     assert document.notes == ("page 1 has text read by OCR",)
+
+
+async def test_o19_words_of_a_scan_are_found_by_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knowledge_kit, "YAML", knowledge_kit.YAML.replace("documents", "tesseract, documents"))
+    async with knowledge_kit.stack(tmp_path) as made:
+        store = await made.make_store()
+        file = await made.upload(documents.scanned_pdf(tmp_path, ["nothing here", LINES]).read_bytes(), "scan.pdf")
+        await made.attach(store, file)
+        row = await made.settled(store, file, within=60)
+        assert (row.status, row.notes) == ("completed", ["pages 1, 2 have text read by OCR"])
+        (found,) = [passage for passage in await made.search(store, "zebrafinch") if passage.matched]
+        assert found.file_id == file
 
 
 async def test_other_files_still_go_to_the_documents_plugin(pool: ParserPool, tmp_path: Path) -> None:

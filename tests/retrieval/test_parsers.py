@@ -75,6 +75,11 @@ def test_o18_damaged_utf8_is_an_error_with_the_byte_position(tmp_path: Path) -> 
         ("Съешь же ещё этих мягких французских булок, да выпей чаю. Привет, мир\n" * 3, "cp1251"),
         ("吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。\n" * 3, "shift_jis"),
         ("我们的产品可以在网上购买。请联系客服。\n" * 3, "gbk"),
+        ("我們的產品可以在網上購買。請聯繫客服。謝謝您的支持。\n" * 3, "big5"),
+        ("우리 제품은 온라인에서 구매할 수 있습니다. 고객 서비스에 문의하십시오.\n" * 3, "euc_kr"),
+        ("Съешь же ещё этих мягких французских булок, да выпей чаю. Привет, мир\n" * 3, "koi8_r"),
+        ("Γρήγορη αλεπού πηδάει πάνω από το τεμπέλικο σκυλί. Καλημέρα κόσμε.\n" * 3, "iso8859_7"),
+        ("吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。\n" * 3, "euc_jp"),
     ],
 )
 def test_common_encodings_are_recognised(text: str, encoding: str) -> None:
@@ -104,6 +109,18 @@ def test_any_bytes_either_decode_or_fail_with_a_reason(data: bytes, media_type: 
 def test_utf8_always_comes_back_as_it_was(text: str) -> None:
     if "\0" not in text and not text.startswith("\ufeff"):
         assert decode(text.encode()) == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_without_a_mark_is_known_by_its_zeros(encoding: str) -> None:
+    text = "name;town\r\nJürgen;Köln — 5 €\r\n"
+    assert decode(text.encode(encoding)) == text
+
+
+@pytest.mark.parametrize("data", [bytes(range(1, 9)) * 2 + b"\0", b"\1\0\2\0" * 50, b"a\0b\0\0\0", b"\0"])
+def test_numbers_of_two_bytes_are_no_text(data: bytes) -> None:
+    with pytest.raises(UnsupportedFile, match="binary"):
+        decode(data)
 
 
 def test_a_charset_that_is_no_text_encoding_is_ignored() -> None:

@@ -1,7 +1,7 @@
 """Turns the bytes of a text file into text, without ever guessing silently wrong where the bytes tell better.
 
-In this order: byte-order mark, declared charset, UTF-8, Windows-1252 for Western European text, and for
-everything else the guess of charset-normalizer over the passages that are not ASCII.
+In this order: byte-order mark, declared charset, UTF-16 by its zeros, UTF-8, Windows-1252 for Western European text,
+and for everything else the guess of charset-normalizer over the passages that are not ASCII.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _MARKS = (
 _CHARSET = re.compile(r"""charset\s*=\s*["']?([\w.:+-]+)""", re.IGNORECASE)
 _ASCII = re.compile("[\x00-\x7f]+")
 _HIGH = re.compile(rb"[\x80-\xff]+")
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _SAMPLE_BYTES = 32_768
 _CONTEXT = 40
 
@@ -43,11 +44,25 @@ def decode(data: bytes, media_type: str | None = None, *, default: str | None = 
     if named:
         return _strict(data, named).removeprefix("\ufeff")
     if (position := data.find(b"\0")) >= 0:
+        if (wide := _utf16(data)) is not None:
+            return wide
         raise UnsupportedFile(f"the file is binary, not text (NUL at byte {position}); upload it in a supported format")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         return _not_utf8(data, error)
+
+
+def _utf16(data: bytes) -> str | None:
+    """Text in UTF-16 without a mark: mostly Latin letters, so every other byte is zero, and no control characters."""
+    for encoding, high in (("utf-16-le", 1), ("utf-16-be", 0)):
+        if data[high::2].count(0) > len(data) // 4 and not data[1 - high :: 2].count(0):
+            try:
+                text = data.decode(encoding)
+            except UnicodeDecodeError:
+                return None
+            return None if _CONTROL.search(text) else text
+    return None
 
 
 def _declared(media_type: str | None) -> str | None:

@@ -361,12 +361,28 @@ async def test_what_a_parser_prints_does_not_disturb_the_replies(pool: Pool, tmp
 
 
 @pytest.mark.slow
-async def test_bombs_fail_one_after_the_other_and_the_queue_moves_on(pool: Pool, tmp_path: Path) -> None:
-    parsers = pool("documents", timeout=20.0, memory=2**30)
+async def test_C11_bombs_fail_one_after_the_other_and_the_queue_moves_on(pool: Pool, tmp_path: Path) -> None:
+    parsers = pool("documents", timeout=30.0, memory=2**30)
     good = documents.pdf(tmp_path)
-    for bomb in (documents.zip_bomb(tmp_path), documents.pdf_bomb(tmp_path, 1500)):
-        with pytest.raises(InvalidFile):
-            await parsers.parse(bomb, bomb.name)
+    laughs = '<!DOCTYPE l [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]><container>&b;</container>'
+    bombs = (
+        documents.zip_bomb(tmp_path),
+        documents.zip_bomb(tmp_path, name="bomb.xlsx"),
+        documents.epub(tmp_path, ["a" * 40 * 2**20], "bomb.epub"),
+        documents.epub(tmp_path, name="laughs.epub", **{"META-INF__container.xml": laughs}),
+        documents.pdf_bomb(tmp_path, 1500),
+        documents.endless_pdf(tmp_path),
+        documents.text(tmp_path, "[" * 1_000_000, "deep.json"),
+        documents.raw(
+            tmp_path, b"Subject: a\nContent-Type: multipart/mixed; boundary=b\n\n--b\n\nx" * 5000, "deep.eml"
+        ),
+    )
+    for bomb in bombs:
+        try:
+            shown = (await parsers.parse(bomb, bomb.name)).text
+        except InvalidFile as error:
+            shown = str(error)
+        assert len(shown) <= max(300, bomb.stat().st_size)
         assert (await parsers.parse(good, good.name)).text == documents.PARAGRAPH
 
 
