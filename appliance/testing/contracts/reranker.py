@@ -17,7 +17,7 @@ TEXTS = ["The parliament passed a tax law.", "Cats sleep curled up, for many hou
 
 
 def passages(texts: Sequence[str]) -> list[Passage]:
-    """Passages as a search gives them, best first, with the scores of reciprocal rank fusion."""
+    """Passages as a search gives them, best first, with the scores of the fusion."""
     return [
         Passage(
             chunk_id=f"chunk-{i}", store_id="vs_1", file_id=f"file-{i}", filename=f"{i}.txt", text=text,

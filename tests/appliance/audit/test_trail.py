@@ -279,6 +279,30 @@ async def test_whoever_saw_a_document_can_be_found_whichever_way_they_saw_it(ser
     assert plain["queries"] == streamed["queries"] != search["queries"]
 
 
+async def test_chunks_that_came_with_a_passage_are_recorded_too(served, client) -> None:
+    _, headers = await served.key()
+    text = " ".join(f"Paragraph {i} is about thing{i} and about nothing else at all." for i in range(60))
+    small = {"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}}
+    upload = {"files": {"file": ("long.txt", text)}, "data": {"purpose": "assistants"}, "headers": headers}
+    file = (await client.post("/v1/files", **upload)).json()["id"]
+    _, store = await fill(client, headers, "long")
+    attached = {"file_id": file, "chunking_strategy": small}
+    await client.post(f"/v1/vector_stores/{store}/files", json=attached, headers=headers)
+
+    async def completed():
+        reply = await client.get(f"/v1/vector_stores/{store}/files/{file}", headers=headers)
+        return reply.json()["status"] == "completed"
+
+    await eventually(completed)
+    search = {"query": "Paragraph 30 is about thing30", "max_num_results": 1, "ranking_options": {"neighbors": 1}}
+    found = (await client.post(f"/v1/vector_stores/{store}/search", json=search, headers=headers)).json()["data"]
+    assert found[0]["file_id"] == file
+    (record,) = await served.eventually(action="retrieval", object=store)
+    (chunk,) = record.details["chunks"]
+    version, position = chunk.rpartition(":")[0], int(chunk.rpartition(":")[2])
+    assert record.details["neighbors"] == [f"{version}:{position - 1}", f"{version}:{position + 1}"]
+
+
 async def test_the_same_query_has_the_same_hash_which_is_not_its_plain_sha256(served, client) -> None:
     _, headers = await served.key()
     _, store = await fill(client, headers)
