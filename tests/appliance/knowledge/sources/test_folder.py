@@ -358,6 +358,7 @@ async def test_a_source_of_a_tenant_fills_that_tenants_store_and_no_other(root, 
     assert set(await kit.rows(tenant="acme")) == {"a.md"}
 
 
+@pytest.mark.slow
 async def test_ten_thousand_documents_that_are_known_cost_a_look_at_their_rows(root, kit) -> None:
     await kit.use(folder(root))
     await kit.sync()
@@ -414,6 +415,7 @@ async def test_ten_thousand_documents_that_are_known_cost_a_look_at_their_rows(r
     assert time.process_time() - began < 8
 
 
+@pytest.mark.slow
 async def test_ten_thousand_files_that_are_known_cost_neither_reading_nor_writing(root, monkeypatch) -> None:
     for number in range(100):
         (root / f"{number}").mkdir()
