@@ -273,6 +273,22 @@ async def test_a_listener_whose_database_goes_away_is_told_where_to_go_on(box, m
         assert '"sequence_number":2' in answer.text
 
 
+async def test_streams_contexts_and_quotas_are_the_same_on_postgresql(box, postgres) -> None:
+    config = {"database": postgres.database(), "limits": {"max_stored_objects": 3, "max_stored_bytes": 1}}
+    async with box([Emit("Hel"), Emit("lo")], config=config) as b:
+        events = [event async for event in await b.openai.responses.create(**MADE)]
+        response_id = events[0].response.id
+        assert await again(b, response_id, starting_after=4) == events[5:]
+        for _ in range(2):
+            made = await b.openai.responses.create(model="m", input="2", previous_response_id=response_id)
+            response_id = made.id
+        assert len(b.engine.diaries[-1].call.request.messages) == 5
+        with pytest.raises(openai.RateLimitError):
+            await b.openai.responses.create(model="m", input="3")
+        upload = await b.client.post("/v1/files", files={"file": ("a", b"x")}, data={"purpose": "assistants"})
+        assert upload.json()["error"]["code"] == "insufficient_quota"
+
+
 # -- idempotency -----------------------------------------------------------------------------------------
 
 
