@@ -33,6 +33,8 @@ from appliance.storage.tables import File, RebuiltFile, Reindex, StoreFile, Vect
 from appliance.storage.tables.documents import collection_name
 
 BUILDING, KEPT, DROPPING = "building", "kept", "dropping"
+GRACE_SECONDS = 60
+"""An earlier collection is kept this long at least: searches that began before the switch still read it."""
 _SHOWN_FAILURES = 100
 _Columns = TypeVarTuple("_Columns")
 
@@ -298,7 +300,7 @@ async def switch(session: AsyncSession, store: VectorStore, row: Reindex) -> Non
         await end(session, store.id)
         return
     row.generation, row.embedder, row.fingerprint, row.dimensions = generation, embedder or "", fingerprint, dimensions
-    row.status, row.kept_until = KEPT, now() + row.keep_seconds
+    row.status, row.kept_until = KEPT, now() + max(row.keep_seconds, GRACE_SECONDS)
 
 
 async def _note_first(session: AsyncSession, store: VectorStore) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 
 from appliance.errors import BadRequest, Conflict, NotFound
 from appliance.knowledge.local import LocalKnowledge
-from appliance.storage import stores
+from appliance.storage import reindexes, stores
 from appliance.storage.ids import now
 from appliance.storage.tables import RebuiltFile, Reindex, StoreFile, VectorStore
 from appliance.storage.tables.audit import AuditRow
@@ -158,7 +158,8 @@ async def test_the_first_collection_goes_when_that_is_asked_for_and_then_there_i
     assert await found(made, store, "zebrafinch0") == set(files)
 
 
-async def test_the_first_collection_goes_by_itself_when_its_time_is_over(made) -> None:
+async def test_the_first_collection_goes_by_itself_when_its_time_is_over(made, monkeypatch) -> None:
+    monkeypatch.setattr(reindexes, "GRACE_SECONDS", 0)
     store, _ = await filled(made, 1)
     await made.begin(store, keep_seconds=0)
 
