@@ -35,6 +35,7 @@ from appliance.plugin import (
     Attributes,
     Filter,
     Hit,
+    NotFound,
     OutOfSpace,
     RetrievalUnavailable,
     Scalar,
@@ -105,7 +106,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Catalogue:
-    """One collection's file; ``dimensions`` makes it where there is none.
+    """One collection's file; ``dimensions`` makes it where there is none. Raises NotFound if it is empty without them.
 
     Every method raises OutOfSpace when the disk is full, and RetrievalUnavailable when the file cannot be used.
     """
@@ -119,6 +120,9 @@ class Catalogue:
             database.execute("PRAGMA synchronous = FULL")
             database.execute("PRAGMA secure_delete = ON")  # a document that is deleted leaves no bytes in the file
             if not database.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                if not dimensions:  # its creation was killed
+                    self._connection.close()
+                    raise NotFound(f"there is no collection {collection}; create the vector store again")
                 _make(database, collection, dimensions)
             self.collection, self.dimensions = database.execute("SELECT collection, dimensions FROM about").fetchone()
             self._read_labels(database)

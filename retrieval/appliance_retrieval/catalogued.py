@@ -129,7 +129,10 @@ class CataloguedStore:
             path = self._path(collection)
             if not dimensions and not await asyncio.to_thread(path.exists):
                 return None
-            found = await asyncio.to_thread(Catalogue, path, collection, dimensions)
+            try:
+                found = await asyncio.to_thread(Catalogue, path, collection, dimensions)
+            except NotFound:
+                return None
             try:
                 await self._index.open(collection, found.dimensions)
                 await self._refill(found)

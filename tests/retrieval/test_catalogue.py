@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.plugin import Comparison, OutOfSpace, RetrievalUnavailable, Scope, StoredChunk
+from appliance.plugin import Comparison, NotFound, OutOfSpace, RetrievalUnavailable, Scope, StoredChunk
 from appliance.testing.contracts.vector_store import chunk, vectors
 from appliance_retrieval import catalogue as module
 from appliance_retrieval.catalogue import Catalogue, Selection
@@ -249,6 +249,19 @@ async def test_b5_every_query_of_the_index_names_the_labels_of_the_scope(tmp_pat
     assert [path.parent for path in tmp_path.rglob("*.db")] == [tmp_path]
     await store.drop("vs/../1 ü")
     assert list(tmp_path.iterdir()) == []
+    await store.stop()
+
+
+async def test_a_collection_whose_creation_was_killed_is_not_there_and_can_be_created(tmp_path: Path) -> None:
+    (tmp_path / "c.db").touch()
+    store = CataloguedStore(Recording(), tmp_path)
+    await store.start()
+    assert await store.count("c") == 0
+    with pytest.raises(NotFound):
+        await store.upsert("c", [chunk(0)], vectors((1, 0)))
+    await store.create("c", 2)
+    await store.upsert("c", [chunk(0)], vectors((1, 0)))
+    assert await store.count("c") == 1
     await store.stop()
 
 
