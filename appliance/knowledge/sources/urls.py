@@ -6,7 +6,7 @@ import mimetypes
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urljoin
+from urllib.parse import urljoin
 
 import msgspec
 
@@ -49,7 +49,10 @@ class UrlSource:
 
     async def list(self) -> Listing:
         """See ``Source``: only a fetch tells whether a document has changed."""
-        return Listing({url: Entry("") for url in self._urls})
+        listing = Listing()
+        for url in self._urls:
+            listing.add(url, Entry(""))
+        return listing
 
     async def fetch(self, key: str, known: str, writer: BlobWriter) -> Fetched | None:
         """See ``Source``."""
@@ -73,7 +76,7 @@ class UrlSource:
         for _ in range(_MAX_REDIRECTS + 1):
             async with client.stream("GET", parsed(url), headers=dict(headers)) as response:
                 if response.status_code in _REDIRECTS and "location" in response.headers:
-                    url = urljoin(url, response.headers["location"])
+                    url = _joined(url, response.headers["location"])
                     continue
                 if response.status_code == 304:
                     return None
@@ -83,6 +86,13 @@ class UrlSource:
                     await writer.write(piece)
                 return _fetched(url, response)
         raise SourceError(f"leads on more than {_MAX_REDIRECTS} times; name the URL that it ends at")
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise SourceError("leads on to what is no URL; name the URL that it should end at") from None
 
 
 def _fetched(url: str, response: httpx2.Response) -> Fetched:
@@ -98,7 +108,7 @@ def _fetched(url: str, response: httpx2.Response) -> Fetched:
 def _filename(url: str, media_type: str | None) -> str:
     """The last name of the path, with the suffix of the media type: by the suffix a parser is chosen."""
     parts = parsed(url)
-    name = PurePosixPath(unquote(parts.path)).name or parts.host
+    name = PurePosixPath(parts.path).name or parts.host
     bare = (media_type or "").partition(";")[0].strip().lower()
     suffix = mimetypes.guess_extension(bare) if bare not in ("", "text/plain", "application/octet-stream") else None
     if suffix and mimetypes.guess_type(name)[0] != bare:

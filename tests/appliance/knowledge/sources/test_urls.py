@@ -78,15 +78,15 @@ def page(text: str) -> str:
 async def test_pages_are_indexed_by_their_type_and_follow_the_list(web, kit) -> None:
     one = web.page("/guide/one", page("zebrafinch one"))
     two = web.page("/two.php?x=1", "zebrafinch,two\n", content_type="text/csv; charset=utf-8")
-    three = web.page("/three.txt", "zebrafinch three", content_type="text/plain")
+    three = web.page("/a%20b/th%C3%A9.txt", "zebrafinch three", content_type="text/plain")
     await kit.use(source(one, two, three))
     assert (await kit.sync()).added == 3
     found = await kit.texts()
-    assert set(found) == {"one.html", "two.php.csv", "three.txt"}
+    assert set(found) == {"one.html", "two.php.csv", "thé.txt"}
     assert "<p>" not in found["one.html"]
     await kit.use(source(one, three))
     assert (await kit.sync()).removed == 1
-    assert set(await kit.texts()) == {"one.html", "three.txt"}
+    assert set(await kit.texts()) == {"one.html", "thé.txt"}
 
 
 async def test_a_page_that_has_not_changed_is_asked_for_by_its_validators_and_not_taken_again(web, kit) -> None:
@@ -135,6 +135,7 @@ async def test_D1_redirects_are_followed_only_to_hosts_that_may_be_called(web, k
         web.leads("/private", "https://10.0.0.1/"): "10.0.0.1 is not among",
         web.leads("/local", "file:///etc/passwd"): "must name a host",
         web.leads("/odd", "http:\\\\evil.example"): "no backslash",
+        web.leads("/broken", "http://["): "leads on to what is no URL",
         web.leads("/round", "/round"): "leads on more than 5 times",
     }
     await kit.use(source(inside, *refused))
