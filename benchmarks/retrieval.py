@@ -22,7 +22,7 @@ from benchmarks._documents import MINILM, Loaded, load, remove, retrieval_config
 from benchmarks._scoring import ndcg, recall
 from benchmarks._serving import SHARED, machine
 
-REQUIRED = {"cranfield": 0.565, "docstrings": 0.0}
+REQUIRED = {"cranfield": 0.565, "docstrings": 0.75}
 _PAGE, _DEEPEST = 50, 100
 _BOTH = {"embedding_weight": 1, "text_weight": 1}
 STEPS: dict[str, dict[str, Any]] = {
