@@ -35,7 +35,7 @@ _READERS: dict[Kind, Callable[[Path, str | None], Document]] = {
 }
 _LIBRARIES: dict[Kind, tuple[str, ...]] = {
     "html": ("markitdown.converters",),
-    "pdf": ("pypdfium2",),
+    "pdf": ("pypdfium2", "pdfplumber"),
     "docx": ("markitdown.converters", "mammoth", "defusedxml.ElementTree"),
     "pptx": ("markitdown.converters", "pptx", "defusedxml.ElementTree"),
     "xlsx": ("openpyxl", "defusedxml.ElementTree"),

@@ -40,6 +40,13 @@ PROBE = """
         def parse(self, path, filename, media_type):
             return Document(text=str(getattr(self, path.read_text())(path)))
 
+        def prepare(self, filename, media_type):
+            self.prepared = os.getpid()
+            raise OSError("what goes wrong here shows later")
+
+        def ahead(self, path):
+            return self.prepared == os.getppid()
+
         def pid(self, path):
             return os.getppid()
 
@@ -416,6 +423,10 @@ async def test_C11_a_fork_bomb_fails_its_file_and_the_queue_goes_on(pool: Pool, 
 async def test_each_file_has_a_process_of_its_own(pool: Pool, tmp_path: Path) -> None:
     parsers = pool()
     assert await probe(parsers, tmp_path, "fork") != await probe(parsers, tmp_path, "fork")
+
+
+async def test_a_parser_prepares_in_the_process_that_is_kept(pool: Pool, tmp_path: Path) -> None:
+    assert await probe(pool(), tmp_path, "ahead") == "True"
 
 
 async def test_a_file_cannot_answer_for_the_next_one_or_take_its_job(pool: Pool, tmp_path: Path) -> None:
