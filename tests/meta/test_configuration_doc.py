@@ -59,6 +59,7 @@ HEADINGS = {
     "SourcesSettings": "plugin.sources",
     "OtelSettings": "plugin.otel",
     "AuditSettings": "plugin.audit",
+    "GrpcSettings": "plugin.grpc",
     "PrometheusSettings": "plugin.prometheus",
     "DiskSpaceSettings": "plugin.disk_space",
 }
