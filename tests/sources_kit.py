@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from knowledge_kit import Stack, stack, until
+from eventually import until
+from knowledge_kit import Stack, stack
 
 from appliance.config import RetrievalConfig, StoreConfig
 from appliance.knowledge.report import SourceReport, SyncOrder
@@ -53,7 +54,7 @@ class Synced:
             async with self.made.database.session(write=False) as session:
                 return not any(counts.indexing for counts in (await sources.counts(session)).values())
 
-        await until(done)
+        await until(done, 60)
 
     async def rows(self, name: str = "docs", tenant: str = "default") -> dict[str, SourceFile]:
         async with self.made.database.tenant(tenant, write=False) as session:
