@@ -56,6 +56,7 @@ HEADINGS = {
     "PineconeSettings": "plugin.pinecone",
     "LangChainSettings": "plugin.langchain",
     "LlamaIndexSettings": "plugin.llamaindex",
+    "TesseractSettings": "plugin.tesseract",
     "SourcesSettings": "plugin.sources",
     "OtelSettings": "plugin.otel",
     "AuditSettings": "plugin.audit",

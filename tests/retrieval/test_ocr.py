@@ -14,14 +14,14 @@ import pytest
 from appliance.config import Config
 from appliance.knowledge.parsing import ParserPool
 from appliance.plugin import Document, InvalidFile, StartError
-from appliance_retrieval.ocr import Scans, Settings, appliance_parsers
+from appliance_retrieval.ocr import Scans, TesseractSettings, appliance_parsers
 
 LINES = "The zebrafinch sings at dawn\nTurbine 400 hours"
 
 
 @pytest.fixture(scope="module")
 def scans() -> Scans:
-    return Scans(Settings(max_pages=2, dpi=200))
+    return Scans(TesseractSettings(max_pages=2, dpi=200))
 
 
 def parse(scans: Scans, path: Path) -> Document:
@@ -149,6 +149,6 @@ def test_damaged_pictures_are_invalid(scans: Scans, tmp_path: Path) -> None:
 
 def test_a_language_that_is_not_there_stops_the_start_and_names_the_package(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"plugin\.tesseract\.languages: .* apt-get install tesseract-ocr-chi-sim"):
-        appliance_parsers(Settings(languages=("chi_sim",)))
+        appliance_parsers(TesseractSettings(languages=("chi_sim",)))
     with pytest.raises(StartError, match=r"plugin\.tesseract\.data"):
-        appliance_parsers(Settings(data=str(tmp_path)))
+        appliance_parsers(TesseractSettings(data=str(tmp_path)))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from appliance.plugin import Document, InvalidFile, Parser, StartError, Strict, hookimpl
+from appliance.plugin import Document, InvalidFile, Parser, Strict, hookimpl
 from appliance_retrieval.ocr.pictures import pictures
 from appliance_retrieval.ocr.reader import Reader, find_languages
 from appliance_retrieval.parsers import Documents, pdf
@@ -20,7 +20,7 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/tiff", "image/bmp", "image/webp")
 
 
-class Settings(Strict, frozen=True):
+class TesseractSettings(Strict, frozen=True):
     """``plugin.tesseract``."""
 
     languages: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("eng",)
@@ -39,7 +39,7 @@ class Scans:
     suffixes: frozenset[str] = frozenset((".pdf", *_SUFFIXES))
     media_types: frozenset[str] = frozenset(("application/pdf", *_MEDIA_TYPES))
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TesseractSettings) -> None:
         self._settings = settings
         self._reader = Reader(settings.languages, find_languages(settings.languages, settings.data), settings.dpi)
 
@@ -93,15 +93,12 @@ class Scans:
 
 
 @hookimpl
-def appliance_settings() -> type[Settings]:
+def appliance_settings() -> type[TesseractSettings]:
     """``plugin.tesseract``."""
-    return Settings
+    return TesseractSettings
 
 
 @hookimpl
-def appliance_parsers(settings: Settings) -> Sequence[Parser]:
+def appliance_parsers(settings: TesseractSettings) -> Sequence[Parser]:
     """One parser for scans; it claims PDF files too. Raises StartError without the library or a language."""
     return [Scans(settings)]
-
-
-__all__ = ["Scans", "Settings", "StartError", "appliance_parsers", "appliance_settings"]
