@@ -54,7 +54,7 @@ class FreeEmbedder:
 
         digest = hashlib.shake_128(text.encode()).digest(self.dimensions)
         numbers = np.frombuffer(digest, np.int8).astype("<f4")
-        unit: NDArray[np.float32] = numbers / np.linalg.norm(numbers)
+        unit: NDArray[np.float32] = (numbers / np.linalg.norm(numbers)).astype(np.float32)
         return unit
 
     def token_spans(self, text: str) -> Sequence[tuple[int, int]]:

@@ -68,7 +68,7 @@ class Reader(BaseHTTPRequestHandler):
             }
         )
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it
         """Say nothing."""
 
     def _send(self, body: dict[str, Any]) -> None:

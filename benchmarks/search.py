@@ -88,12 +88,10 @@ def _first_tokens(store: str, count: int) -> tuple[list[float], list[float]]:
         with retrieval_server(config, Path(name)) as served:
             tool = {"type": "file_search", "vector_store_ids": [_filled(served.url, MINILM_WORDS)]}
             connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-            text, times = Text(1), ([], [])  # type: tuple[Text, tuple[list[float], list[float]]]
-            for _ in range(count):
-                question = text.question()
-                times[0].append(first_token(connection, question, []))
-                times[1].append(first_token(connection, question, [tool]))
-            return times
+            text = Text(1)
+            questions = [text.question() for _ in range(count)]
+            times = [(first_token(connection, q, []), first_token(connection, q, [tool])) for q in questions]
+            return [without for without, _ in times], [with_search for _, with_search in times]
 
 
 def first_token(connection: http.client.HTTPConnection, question: str, tools: list[dict[str, Any]]) -> float:

@@ -92,7 +92,7 @@ def _units(vectors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         return np.zeros((0, 0), np.float32)
     matrix = np.stack(vectors)
     lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
-    units: NDArray[np.float32] = matrix / np.where(lengths > 0, lengths, 1)
+    units: NDArray[np.float32] = (matrix / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
     return units
 
 
