@@ -52,8 +52,8 @@ def load(
 ) -> Loaded:
     """Upload every document as a file and attach them in batches, to a new store if none is given."""
     began = time.monotonic()
-    store = store or client.vector_stores.create(name=name).id
-    there = client.vector_stores.retrieve(store).file_counts.total
+    filled: str = store or client.vector_stores.create(name=name).id
+    there = client.vector_stores.retrieve(filled).file_counts.total
     files: dict[str, str] = {}
     waiting: list[str] = []
     for filename, text in documents.items():
@@ -61,10 +61,10 @@ def load(
         waiting.append(files[filename])
         if len(waiting) == _BATCH or len(files) == len(documents):
             cut = {"chunking_strategy": strategy} if strategy else {}
-            client.vector_stores.file_batches.create(store, file_ids=waiting, **cut)
+            client.vector_stores.file_batches.create(filled, file_ids=waiting, **cut)
             waiting = []
-    _wait(client, store, there + len(files))
-    return Loaded(store, files, time.monotonic() - began)
+    _wait(client, filled, there + len(files))
+    return Loaded(filled, files, time.monotonic() - began)
 
 
 def _wait(client: Any, store: str, count: int) -> None:
