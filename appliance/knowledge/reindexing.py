@@ -175,6 +175,8 @@ class Reindexer:
     async def _switch(self, store_id: str) -> None:
         async with self._ingestor.paused(store_id):
             async with self._database.session(write=False) as session:
+                if store_id not in await reindexes.whole(session, self._fingerprints):
+                    return  # also where the store is being deleted, and its collections may be dropped already
                 row = await reindexes.find(session, store_id)
             if row is not None:
                 await self._backend.create(row.collection, row.dimensions)  # a store without files has none yet
@@ -198,7 +200,7 @@ class Reindexer:
     async def _drop(self, row: Reindex) -> None:
         await self._backend.drop(row.collection)
         async with self._database.session() as session:
-            await reindexes.end(session, row.store_id)
+            await reindexes.dropped(session, row)
 
     # -- telling ---------------------------------------------------------------------------------------
 

@@ -137,7 +137,8 @@ class Sealer:
         stale: list[Written] = []
         async with self._database.session() as session:
             for written in group:
-                row = await store_files.find(session, *written.work.key)
+                # Locked: a change of readers that the chunks do not have yet must not come between look and report.
+                row = await store_files.find(session, *written.work.key, lock=True)
                 if row is None or row.version != written.work.version or row.removing:
                     continue
                 if written.work.is_rebuild:

@@ -97,9 +97,16 @@ async def of_status(session: AsyncSession, status: str) -> Sequence[Reindex]:
 
 
 async def end(session: AsyncSession, store_id: str) -> None:
-    """Forget a store's second collection, which has been dropped."""
+    """Forget a store's second collection, whatever it is; with the collection nothing may be left."""
     await session.execute(delete(RebuiltFile).where(RebuiltFile.store_id == store_id))
     await session.execute(delete(Reindex).where(Reindex.store_id == store_id))
+
+
+async def dropped(session: AsyncSession, row: Reindex) -> None:
+    """Forget this second collection; one that was begun since, when another had dropped it first, stays."""
+    this = {"store_id": row.store_id, "generation": row.generation}
+    await session.execute(delete(RebuiltFile).filter_by(**this))
+    await session.execute(delete(Reindex).filter_by(**this))
 
 
 # -- files -------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ async def set_attributes(session: AsyncSession, store_id: str, file_id: str, att
 
 async def set_access(session: AsyncSession, store_id: str, file_id: str, access: Access) -> None:
     """Replace who may see a file of a store, and with it who may get the file by itself."""
-    row = await find(session, store_id, file_id)
+    row = await find(session, store_id, file_id, lock=True)
     if row is None:
         return
     row.public, row.stale = access.public, True
@@ -147,7 +147,7 @@ def _shares(tenant: str, store_id: str, file_id: str, access: Access) -> list[Fi
 
 async def fresh(session: AsyncSession, seen: StoreFile) -> None:
     """The chunks have attributes and readers as they were ``seen``; unless those changed meanwhile, nothing is due."""
-    row = await find(session, seen.store_id, seen.file_id)
+    row = await find(session, seen.store_id, seen.file_id, lock=True)
     if row and (row.version, row.attributes, row.readers) == (seen.version, seen.attributes, seen.readers):
         row.stale = False
 
@@ -197,10 +197,10 @@ async def index_again(session: AsyncSession, row: StoreFile) -> None:
 
 async def begin_removal_of_all(session: AsyncSession, store_id: str) -> None:
     """As ``begin_removal``, of every file in a store."""
-    await session.execute(delete(Job).where(Job.store_id == store_id))
     rows = update(StoreFile).where(StoreFile.store_id == store_id)
     await session.execute(rows.values(removing=True))
     await session.execute(rows.where(StoreFile.status == "in_progress").values(status="cancelled"))
+    await session.execute(delete(Job).where(Job.store_id == store_id))  # after the rows, as where files are completed
 
 
 async def remove_all(session: AsyncSession, store_id: str) -> None:
@@ -210,10 +210,10 @@ async def remove_all(session: AsyncSession, store_id: str) -> None:
 
 async def begin_removal(session: AsyncSession, store_id: str, file_id: str) -> None:
     """From now on searches do not show the file, and its job is gone."""
-    await session.execute(delete(Job).where(Job.store_id == store_id, Job.file_id == file_id))
     row = _one(update(StoreFile), store_id, file_id)
     await session.execute(row.values(removing=True))
     await session.execute(row.where(StoreFile.status == "in_progress").values(status="cancelled"))
+    await session.execute(delete(Job).where(Job.store_id == store_id, Job.file_id == file_id))
 
 
 async def remove(session: AsyncSession, store_id: str, file_id: str) -> None:
@@ -233,9 +233,9 @@ async def cancel(session: TenantSession, store_id: str, file_ids: Collection[str
     await session.execute(update(StoreFile).where(*rows, StoreFile.status == "in_progress").values(status="cancelled"))
 
 
-async def find(session: AsyncSession, store_id: str, file_id: str) -> StoreFile | None:
-    """A file of a store, if it is there."""
-    return await session.get(StoreFile, (store_id, file_id))
+async def find(session: AsyncSession, store_id: str, file_id: str, *, lock: bool = False) -> StoreFile | None:
+    """A file of a store, if it is there. ``lock`` keeps others from changing it until the transaction ends."""
+    return await session.get(StoreFile, (store_id, file_id), with_for_update=lock or None)
 
 
 def _one(statement: Any, store_id: str, file_id: str) -> Any:

@@ -270,6 +270,19 @@ async def test_a_store_that_is_deleted_meanwhile_goes_whole(made) -> None:
         assert (await session.scalars(select(Reindex))).all() == []
 
 
+async def test_a_switch_that_comes_after_the_deletion_of_its_store_leaves_no_collection(made) -> None:
+    store, _ = await filled(made, 1)
+    hold(made, "new")
+    await made.begin(store)
+    await held(made, "new")
+    async with made.database.session() as session:
+        await stores.begin_removal(session, store)
+    await made.knowledge._ingestor._drop_all(store)
+    await made.knowledge._reindexer._switch(store)  # it was whole a moment ago
+    made.embedders["new"].release()
+    assert await collections(made) == []
+
+
 async def test_a_store_that_expires_meanwhile_is_emptied_whole(made) -> None:
     store = await made.make_store(expires_days=1)
     await made.add(store, "zebrafinch")

@@ -168,6 +168,25 @@ async def test_the_switch_exchanges_the_collections_with_their_figures_and_back(
         assert (await session.scalars(select(RebuiltFile))).all() == []
 
 
+async def test_a_collection_that_two_drop_takes_no_newer_one_along(database) -> None:
+    await fill(database, "file-a")
+    await begin(database)
+    async with database.session(write=False) as session:
+        first = await reindexes.find(session, STORE)
+    async with database.session() as session:
+        await reindexes.dropped(session, first)
+    await begin(database)
+    await finish(database, "file-a")
+    async with database.session() as session:
+        await reindexes.dropped(session, first)
+        second = await reindexes.find(session, STORE)
+        assert second.generation == first.generation + 1
+        assert [one.done for one in await reindexes.held(session, second)] == [True]
+        await reindexes.dropped(session, second)
+        assert await reindexes.names(session, STORE) == [STORE]
+        assert (await session.scalars(select(RebuiltFile))).all() == []
+
+
 async def test_a_claimed_job_knows_its_collection_and_whether_another_model_comes(database) -> None:
     await fill(database, "file-a", status="in_progress")
     async with database.session() as session:
