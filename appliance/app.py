@@ -53,7 +53,7 @@ def create_app(runtime: Runtime, *, manage: bool = True) -> Litestar:
         debug=False,
     )
     _check_actions(app)
-    runtime.context.front.bind(app, runtime.pipeline)
+    runtime.context.front.bind(app, runtime.pipeline, config.server)
     return app
 
 

@@ -12,14 +12,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote
 
 from litestar.types import ASGIApp
 
 from appliance.audit import ORIGIN, Origin
 from appliance.errors import PluginError, Unavailable
+from appliance.http.addresses import client_address, headers_of
 from appliance.http.request_id import request_id_of
 
 if TYPE_CHECKING:
+    from appliance.config import ServerConfig
     from appliance.pipeline import Pipeline
     from appliance.types import Principal
 
@@ -30,7 +33,10 @@ _AHEAD = 4
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, as HTTP would have it: ``client`` is the caller's address and port, ``query`` is raw."""
+    """One request, as HTTP would have it: ``path`` is percent-encoded, ``query`` raw.
+
+    ``client`` is the address and port that it came from.
+    """
 
     method: str
     path: str
@@ -47,11 +53,11 @@ class Asked:
             "http_version": "2",
             "method": self.method,
             "scheme": "http",
-            "path": self.path,
+            "path": unquote(self.path),
             "raw_path": self.path.encode(),
             "root_path": "",
             "query_string": self.query,
-            "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers],
+            "headers": [(name.lower().encode(), value.encode()) for name, value in self.headers],
             "client": self.client,
             "server": None,
             "state": {},
@@ -76,14 +82,13 @@ class Front:
     """One an app. Usable once the app stands, that is in and after a plugin's lifespan."""
 
     def __init__(self) -> None:
-        self._app: ASGIApp | None = None
-        self._pipeline: Pipeline | None = None
+        self._parts: tuple[ASGIApp, Pipeline, ServerConfig] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._draining = False
 
-    def bind(self, app: ASGIApp, pipeline: Pipeline) -> None:
+    def bind(self, app: ASGIApp, pipeline: Pipeline, server: ServerConfig) -> None:
         """Called once, when the app is put together."""
-        self._app, self._pipeline = app, pipeline
+        self._parts = app, pipeline, server
 
     @property
     def guarded(self) -> bool:
@@ -96,9 +101,10 @@ class Front:
         Raises:
             Unauthenticated, Forbidden
         """
-        pipeline = self._bound()[1]
-        headers = {name.lower(): value for name, value in asked.headers}
-        ORIGIN.set(Origin(request_id_of(headers), asked.client[0]))
+        _, pipeline, server = self._bound()
+        scope = asked.scope()
+        headers = headers_of(scope, server)
+        ORIGIN.set(Origin(request_id_of(headers), client_address(scope, server)))
         principal = await pipeline.authenticate(headers, asked.query)
         if action is not None:
             await pipeline.authorize(principal, action, asked.path)
@@ -131,10 +137,10 @@ class Front:
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
 
-    def _bound(self) -> tuple[ASGIApp, Pipeline]:
-        if self._app is None or self._pipeline is None:
+    def _bound(self) -> tuple[ASGIApp, Pipeline, ServerConfig]:
+        if self._parts is None:
             raise PluginError("context.front was used before the app stood; use it in the lifespan, or later")
-        return self._app, self._pipeline
+        return self._parts
 
 
 class _Exchange:

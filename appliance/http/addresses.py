@@ -28,6 +28,14 @@ def peer_of(scope: Any) -> str:
     return client[0] if client else ""
 
 
+def headers_of(scope: Any, server: ServerConfig) -> dict[str, str]:
+    """The headers by name, without a client's certificate that no trusted proxy vouches for."""
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    if server.client_certificate_header and not is_proxy(peer_of(scope), server):
+        headers.pop(server.client_certificate_header.lower(), None)
+    return headers
+
+
 def is_proxy(address: str, server: ServerConfig) -> bool:
     """Whether this is one of ``server.trusted_proxies``."""
     return bool(server.trusted_proxies) and _within(address, server.trusted_proxies)

@@ -17,7 +17,7 @@ from appliance.audit import ORIGIN, Origin
 from appliance.audit.trail import Trail
 from appliance.credentials import KEY_HEADERS
 from appliance.errors import BadRequest, InvalidCredentials
-from appliance.http.addresses import client_address, is_proxy, peer_of
+from appliance.http.addresses import client_address, headers_of
 from appliance.http.hosts import check_host, check_page
 from appliance.http.request_id import request_id_of
 from appliance.http.requests import runtime
@@ -38,16 +38,14 @@ _NONE: Mapping[str, str] = {}
 async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Find the caller and check the route's action. Raises BadRequest, Unauthenticated, Forbidden."""
     scope = connection.scope
+    server = runtime(connection).config.server
     raw = cast("list[tuple[bytes, bytes]]", scope["headers"])
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
+    headers = headers_of(scope, server)
     state = scope.setdefault("state", {})
     state["began"] = time.perf_counter()
     state["headers"] = headers
     state["request_id"] = request_id = request_id_of(headers)
-    server = runtime(connection).config.server
     ORIGIN.set(Origin(request_id, client_address(scope, server)))
-    if server.client_certificate_header and not is_proxy(peer_of(scope), server):
-        headers.pop(server.client_certificate_header.lower(), None)
     pipeline = runtime(connection).pipeline
     if len(headers) < len(raw):
         _check_repeated([name for name, _ in raw], pipeline.trail)

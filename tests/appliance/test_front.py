@@ -7,6 +7,7 @@ import json
 
 import pytest
 from eventually import eventually
+from inline import Everything, provides
 from loopback import build_app
 
 from appliance.context import AppContext
@@ -14,6 +15,7 @@ from appliance.errors import PluginError, Unavailable
 from appliance.front import Asked, Front
 from appliance.testing import Emit
 from appliance.testing.scripted import Hold
+from appliance.types import Principal
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 CHAT = Asked("POST", "/v1/chat/completions", body=BODY)
@@ -25,8 +27,8 @@ def started(tmp_path):
     from contextlib import asynccontextmanager
 
     @asynccontextmanager
-    async def start(script):
-        app, plugin = build_app(tmp_path, script)
+    async def start(script, config=None, **plugins):
+        app, plugin = build_app(tmp_path, script, config, **plugins)
         runtime = app.state.runtime
         await runtime.start()
         try:
@@ -45,6 +47,28 @@ async def test_a_route_answers_as_it_does_by_http(started) -> None:
             assert reply.status == 200
             assert reply.headers["x-request-id"] == "mine"
             assert json.loads(await reply.read())["data"][0]["id"] == "m"
+
+
+async def test_a_header_of_any_text_goes_through_as_utf_8(started) -> None:
+    async with started([]) as (runtime, _):
+        asked = Asked("GET", "/v1/models", [("X-Note", "5 \u20ac"), ("X-Request-Id", "mine")])
+        async with runtime.context.front.ask(asked) as reply:
+            assert (reply.status, reply.headers["x-request-id"]) == (200, "mine")
+
+
+@pytest.mark.parametrize(("proxy", "seen"), [("10.0.0.1", "good"), ("10.0.0.2", "nobody")])
+async def test_A23_a_certificate_counts_from_a_trusted_proxy_only(started, proxy, seen) -> None:
+    class Noting:
+        enabled = True
+
+        async def authenticate(self, headers):
+            return Principal(id=headers.get("client-cert", "nobody"), tenant="a")
+
+    server = {"client_certificate_header": "Client-Cert", "trusted_proxies": ["10.0.0.1"]}
+    asked = Asked("POST", "/Health/Check", [("client-cert", "good")], client=(proxy, 5))
+    keys = provides(authenticators=[Noting()], authorizers=[Everything()])
+    async with started([], {"server": server}, keys=keys) as (runtime, _):
+        assert (await runtime.context.front.authorize(asked, None)).id == seen
 
 
 async def test_leaving_a_stream_early_stops_the_engine_before_the_block_is_left(started) -> None:

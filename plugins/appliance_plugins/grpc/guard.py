@@ -67,9 +67,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> Any:
         """Put the question before the call."""
         handler = await continuation(handler_call_details)
-        _, service, method = handler_call_details.method.split("/")
-        action = ACCESS[service][method] if handler else ROUTE
-        return handler if action == ROUTE else _guarded(handler, self._gate(action, handler_call_details.method))
+        if handler is None:
+            return None  # UNIMPLEMENTED, whatever the name looks like
+        path = handler_call_details.method
+        _, service, method = path.split("/")
+        action = ACCESS[service][method]
+        return handler if action == ROUTE else _guarded(handler, self._gate(action, path))
 
     def _gate(self, action: str, path: str) -> Callable[[Context], Awaitable[None]]:
         async def gate(context: Context) -> None:

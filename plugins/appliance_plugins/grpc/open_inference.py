@@ -135,8 +135,10 @@ class OpenInference:
         return "/v1/completions", fields | {"prompt": _texts(inputs)}
 
     async def _find(self, request: Any, context: Context) -> None:
-        """Raises Failed or NotFound for a model that the caller does not see."""
+        """Raises Failed or NotFound for a model that the caller does not see, BadRequest for none."""
         _check_version(request.version)
+        if not request.name:
+            raise BadRequest("name is missing; send the name of a model", param="name")
         await fetch(self._front, context, f"/v1/models/{quote(request.name, safe='/')}", tell=False)
 
 

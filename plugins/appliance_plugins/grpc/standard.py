@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from appliance.plugin import Front
+from appliance.plugin import Front, Unavailable
 from appliance_plugins.grpc.calls import Context, asked_by
 
 WATCH_SECONDS = 1.0
@@ -50,5 +50,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             await asyncio.sleep(WATCH_SECONDS)
 
     async def _status(self, context: Context) -> Any:
-        async with self._front.ask(asked_by(context, "GET", "/readyz")) as reply:
-            return _Status.SERVING if reply.status == 200 else _Status.NOT_SERVING
+        try:
+            async with self._front.ask(asked_by(context, "GET", "/readyz")) as reply:
+                return _Status.SERVING if reply.status == 200 else _Status.NOT_SERVING
+        except Unavailable:  # the server is about to stop
+            return _Status.NOT_SERVING

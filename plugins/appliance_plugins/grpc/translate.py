@@ -26,6 +26,8 @@ def to_json(request: Message) -> dict[str, Any]:
     more: dict[str, Any] = fields.pop("more", {})
     if twice := sorted(more.keys() & {field.name for field in request.DESCRIPTOR.fields}):
         raise BadRequest(f"more.{twice[0]}: this field has a place of its own; set it there", param=twice[0])
+    if "stream" in more:
+        raise BadRequest("more.stream: each call streams or does not; use the other one", param="stream")
     if "seed" in fields:
         fields["seed"] = int(fields["seed"])  # the JSON of protobuf has 64-bit numbers as text
     for message in fields.get("messages", ()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 from eventually import eventually
+from grpc_health.v1 import health_pb2
 from grpc_kit import SERVICES, empty, grpc_box
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -54,6 +55,22 @@ async def test_a19_every_call_gets_through_to_its_service_with_one(tmp_path) -> 
         refused = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
         for service, method in CALLS:
             assert await outcome(box.call(method, empty(service, method), service, box.admin)) not in refused, method
+
+
+@pytest.mark.parametrize("path", ["/nope", "/a/b/c", "/appliance.v1.Inference/Nope"])
+async def test_a_call_that_there_is_not_is_unimplemented_whatever_its_name(tmp_path, path) -> None:
+    async with grpc_box(tmp_path) as box:
+        assert await outcome(box.channel.unary_unary(path)(b"", timeout=20)) == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_server_about_to_stop_is_told_as_not_serving(tmp_path) -> None:
+    serving = health_pb2.HealthCheckResponse
+    async with grpc_box(tmp_path) as box:
+        watched = aiter(box.call("Watch", health_pb2.HealthCheckRequest(), HEALTH))
+        assert (await anext(watched)).status == serving.SERVING
+        await box.runtime.context.front.settle(0)
+        assert (await anext(watched)).status == serving.NOT_SERVING
+        assert (await box.call("Check", health_pb2.HealthCheckRequest(), HEALTH)).status == serving.NOT_SERVING
 
 
 async def test_a19_reflection_is_off_by_default(tmp_path) -> None:

@@ -148,6 +148,8 @@ async def test_an_engine_that_dies_within_a_stream_is_an_error_never_a_good_end(
          grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
         (pb.ChatRequest(model="m", messages=HELLO, more=struct(n=2)),
          grpc.StatusCode.INVALID_ARGUMENT, "n"),
+        (pb.ChatRequest(model="m", messages=HELLO, more=struct(stream=True)),
+         grpc.StatusCode.INVALID_ARGUMENT, "stream"),
         (pb.ChatRequest(model="m", messages=HELLO, more=struct(x=float("inf"))),
          grpc.StatusCode.INVALID_ARGUMENT, None),
     ],

@@ -68,6 +68,18 @@ async def test_metadata_says_what_a_model_takes_and_gives(tmp_path) -> None:
         await refused(asked, grpc.StatusCode.NOT_FOUND)
 
 
+@pytest.mark.parametrize("name", ["llama3:8b", "org/model q4", "größe"])
+async def test_a_model_of_any_name_is_found(tmp_path, name) -> None:
+    async with grpc_box(tmp_path, config={"models": [{"name": name, "engine": "scripted"}]}) as box:
+        assert (await box.call("ModelReady", pb.ModelReadyRequest(name=name), SERVICE)).ready
+        assert (await box.call("ModelMetadata", pb.ModelMetadataRequest(name=name), SERVICE)).name == name
+
+
+async def test_a_model_without_a_name_is_an_invalid_argument(tmp_path) -> None:
+    async with grpc_box(tmp_path) as box:
+        assert "name is missing" in await refused(box.call("ModelReady", pb.ModelReadyRequest(), SERVICE))
+
+
 async def test_a_prompt_is_completed_with_parameters_from_both_places(tmp_path) -> None:
     async with grpc_box(tmp_path, [Emit("a "), Emit("b")]) as box:
         parameters = {"seed": {"int64_param": 5}, "temperature": {"double_param": 0.5}}
