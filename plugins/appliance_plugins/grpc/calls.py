@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import Message
 
-from appliance.plugin import ApplianceError, Asked, EventSplitter, Front, Reply, RequestError, event_data
+from appliance.plugin import ApplianceError, Asked, BadRequest, EventSplitter, Front, Reply, RequestError, event_data
 
 Context: TypeAlias = grpc.aio.ServicerContext
+_M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
+LARGE = 64 * 1024
+"""Bytes of a message that takes milliseconds to translate."""
 
 _STATUS: Mapping[int, grpc.StatusCode] = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -38,6 +44,20 @@ _OF_TYPE = {"invalid_request_error": grpc.StatusCode.INVALID_ARGUMENT, "server_e
 """For errors within a stream, which have no status of HTTP."""
 _TOLD = ("x-request-id", "openai-processing-ms", "retry-after")
 _OF_TRANSPORT = ("connection", "content-length", "content-type", "host", "te", "transfer-encoding")
+
+
+class Reader:
+    """Translates messages; large ones in a thread, one at a time, so that others are served meanwhile."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def read(self, translate: Callable[[_M], _T], message: _M) -> _T:
+        """What ``translate`` makes of a message. Raises what it raises."""
+        if message.ByteSize() < LARGE:
+            return translate(message)
+        async with self._turn:
+            return await asyncio.to_thread(translate, message)
 
 
 class Failed(Exception):
@@ -114,15 +134,22 @@ def asked_by(context: Context, method: str, path: str, body: bytes = b"") -> Ask
 
 @asynccontextmanager
 async def _asked(front: Front, context: Context, path: str, fields: dict[str, Any] | None) -> AsyncIterator[Reply]:
-    body = b"" if fields is None else json.dumps(fields).encode()
     method = "GET" if fields is None else "POST"
     try:
+        body = b"" if fields is None else _encoded(fields)
         async with front.ask(asked_by(context, method, path, body)) as reply:
             if reply.status >= 400:
                 raise _failed(reply.status, await reply.read(), reply.headers)
             yield reply
     except ApplianceError as error:
         raise failure(error) from None
+
+
+def _encoded(fields: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(fields).encode()
+    except RecursionError:
+        raise BadRequest("the request is nested too deep; flatten it") from None
 
 
 def _failed(status: int, body: bytes, headers: Mapping[str, str]) -> Failed:

@@ -5,11 +5,13 @@ A call that is answered by a route (``ROUTE``) is guarded there, by the permissi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError
 
 from appliance.plugin import ApplianceError, Front, PluginError
 from appliance_plugins.grpc.calls import Context, abort, asked_by, failure
@@ -17,6 +19,8 @@ from appliance_plugins.grpc.calls import Context, abort, asked_by, failure
 ROUTE = "route"
 KNOWN = "known"
 """Anybody with a credential, whatever it allows."""
+MESSAGE_SECONDS = 30.0
+"""How long a call may take to bring its message: until then it holds one of ``max_concurrent_calls``."""
 
 _INFERENCE, _OPEN = "appliance.v1.Inference", "inference.GRPCInferenceService"
 _HEALTH, _REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
@@ -57,7 +61,7 @@ def check_declared(services: Iterable[ServiceDescriptor]) -> None:
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Asks who calls, for each call that no route guards."""
+    """Asks who calls, before a message is read: a route asks again, for what it needs."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -71,13 +75,13 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None  # UNIMPLEMENTED, whatever the name looks like
         path = handler_call_details.method
         _, service, method = path.split("/")
-        action = ACCESS[service][method]
-        return handler if action == ROUTE else _guarded(handler, self._gate(action, path))
+        return _guarded(handler, self._gate(ACCESS[service][method], path))
 
     def _gate(self, action: str, path: str) -> Callable[[Context], Awaitable[None]]:
         async def gate(context: Context) -> None:
             try:
-                await self._front.authorize(asked_by(context, "POST", path), None if action == KNOWN else action)
+                needed = None if action in (KNOWN, ROUTE) else action
+                await self._front.authorize(asked_by(context, "POST", path), needed)
             except ApplianceError as error:
                 await abort(context, failure(error))
 
@@ -85,18 +89,41 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _guarded(handler: Any, gate: Callable[[Context], Awaitable[None]]) -> Any:
+    """The same handler, which asks who calls before it reads anything.
+
+    To gRPC each is one of a stream of requests: it would read the one request of the others whole, and wait for it as
+    long as it takes, before it asks anybody.
+    """
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    streamed, read = handler.request_streaming, handler.request_deserializer
 
-    async def one(request: Any, context: Context) -> Any:
+    async def given(requests: Any, context: Context) -> Any:
         await gate(context)
-        return await behaviour(request, context)
+        return requests if streamed else await _only(requests, read, context)
 
-    async def many(request: Any, context: Context) -> AsyncIterator[Any]:
-        await gate(context)
-        async for answer in behaviour(request, context):
+    async def one(requests: Any, context: Context) -> Any:
+        return await behaviour(await given(requests, context), context)
+
+    async def many(requests: Any, context: Context) -> AsyncIterator[Any]:
+        async for answer in behaviour(await given(requests, context), context):
             yield answer
 
-    takes = "stream" if handler.request_streaming else "unary"
+    answers = many if handler.response_streaming else one
     gives = "stream" if handler.response_streaming else "unary"
-    make = getattr(grpc, f"{takes}_{gives}_rpc_method_handler")
-    return make(many if handler.response_streaming else one, handler.request_deserializer, handler.response_serializer)
+    make = getattr(grpc, f"stream_{gives}_rpc_method_handler")
+    return make(answers, read if streamed else None, handler.response_serializer)
+
+
+async def _only(requests: AsyncIterator[bytes], read: Callable[[bytes], Any], context: Context) -> Any:
+    """The one message of a call."""
+    try:
+        async with asyncio.timeout(MESSAGE_SECONDS):
+            return read(await anext(requests))
+    except TimeoutError:
+        told = f"the call brought no message within {MESSAGE_SECONDS:.0f} seconds; send it again"
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, told)
+    except StopAsyncIteration:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call brought no message; send one")
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the message cannot be read; make it by the .proto file")
+    raise AssertionError("abort raises")

@@ -16,7 +16,7 @@ import grpc
 
 from appliance.plugin import AppContext, ApplianceError, BadRequest, NotFound
 from appliance_plugins.grpc import open_inference_pb2 as pb
-from appliance_plugins.grpc.calls import Context, Failed, abort, asked_by, events, failure, fetch
+from appliance_plugins.grpc.calls import Context, Failed, Reader, abort, asked_by, events, failure, fetch
 from appliance_plugins.grpc.tensors import add_texts, add_vectors, inputs_of
 from appliance_plugins.grpc.translate import floats
 
@@ -32,6 +32,7 @@ class OpenInference:
         self._front = context.front
         self._embedders = {model.name for model in context.config.models if model.embedder}
         self._version = version
+        self._reader = Reader()
 
     def handlers(self) -> dict[str, Any]:
         """gRPC's handlers by the name of the call."""
@@ -94,7 +95,7 @@ class OpenInference:
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
         """One answer, whole."""
-        path, fields = self._asked(request)
+        path, fields = await self._reader.read(self._asked, request)
         fields.pop("stream", None)
         return _answer(request, await fetch(self._front, context, path, fields))
 
@@ -112,7 +113,7 @@ class OpenInference:
                 )
 
     async def _answers(self, request: pb.ModelInferRequest, context: Context) -> AsyncIterator[pb.ModelInferResponse]:
-        path, fields = self._asked(request)
+        path, fields = await self._reader.read(self._asked, request)
         if not fields.pop("stream", False):
             yield _answer(request, await fetch(self._front, context, path, fields, tell=False))
             return

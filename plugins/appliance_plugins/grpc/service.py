@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from appliance.plugin import ApplianceError, Front
 from appliance_plugins.grpc import inference_pb2 as pb
-from appliance_plugins.grpc.calls import Context, Failed, abort, events, failure, fetch
+from appliance_plugins.grpc.calls import Context, Failed, Reader, abort, events, failure, fetch
 from appliance_plugins.grpc.translate import embeddings, from_json, to_json
 
 NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -51,22 +51,23 @@ RPCS = {
 
 def handlers(front: Front) -> dict[str, Any]:
     """gRPC's handlers by the name of the call."""
-    return {name: _handler(rpc, front) for name, rpc in RPCS.items()}
+    reader = Reader()
+    return {name: _handler(rpc, front, reader) for name, rpc in RPCS.items()}
 
 
-def _handler(rpc: Rpc, front: Front) -> Any:
+def _handler(rpc: Rpc, front: Front, reader: Reader) -> Any:
     codec = rpc.takes.FromString, _serialize
 
     async def one(request: Message, context: Context) -> Message:
         try:
-            path, body = _body(rpc, request)
+            path, body = await reader.read(partial(_body, rpc), request)
             return rpc.answer(await fetch(front, context, path, body if rpc.method == "POST" else None))
         except Failed as error:
             await abort(context, error)
 
     async def many(request: Message, context: Context) -> AsyncIterator[Message]:
         try:
-            path, body = _body(rpc, request)
+            path, body = await reader.read(partial(_body, rpc), request)
             async for event in events(front, context, path, body):
                 yield rpc.answer(event)
         except Failed as error:

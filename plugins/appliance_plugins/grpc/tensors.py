@@ -13,6 +13,10 @@ from appliance.plugin import BadRequest
 from appliance_plugins.grpc import open_inference_pb2 as pb
 
 _Request = pb.ModelInferRequest
+_MAX_SIDES = 8
+"""Sides of a shape: the product of a million of them would take minutes."""
+_SHOWN = 64
+"""Characters of a name that an error tells: it goes out as a header."""
 
 
 def inputs_of(request: _Request) -> dict[str, list[Any]]:
@@ -22,12 +26,15 @@ def inputs_of(request: _Request) -> dict[str, list[Any]]:
         raise BadRequest("raw_input_contents: give one for each input, or none", param="raw_input_contents")
     found: dict[str, list[Any]] = {}
     for i, tensor in enumerate(request.inputs):
+        name = tensor.name[:_SHOWN]
         if tensor.name in found:
-            raise BadRequest(f"the input {tensor.name} is there twice; send it once", param=tensor.name)
+            raise BadRequest(f"the input {name} is there twice; send it once", param=name)
+        if len(tensor.shape) > _MAX_SIDES:
+            raise BadRequest(f"the shape of {name} has more than {_MAX_SIDES} sides; send fewer", param=name)
         values = _raw(tensor, raw[i]) if raw else _typed(tensor)
         if any(side < 0 for side in tensor.shape) or math.prod(tensor.shape) != len(values):
-            told = f"the input {tensor.name} holds {len(values)} values, its shape says {list(tensor.shape)}"
-            raise BadRequest(told, param=tensor.name)
+            told = f"the input {name} holds {len(values)} values, its shape says {list(tensor.shape)}"
+            raise BadRequest(told, param=name)
         found[tensor.name] = values
     return found
 
@@ -51,7 +58,8 @@ def _raw(tensor: _Request.InferInputTensor, data: bytes) -> list[Any]:
         (length,) = struct.unpack_from("<I", data, at) if at + 4 <= len(data) else (len(data),)
         at += 4
         if at + length > len(data):
-            raise BadRequest(f"the raw contents of {tensor.name} end early", param=tensor.name)
+            name = tensor.name[:_SHOWN]
+            raise BadRequest(f"the raw contents of {name} end early", param=name)
         values.append(_text(tensor.name, data[at : at + length]))
         at += length
     return values
@@ -61,12 +69,15 @@ def _text(name: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"the input {name} is no UTF-8 text", param=name) from None
+        shown = name[:_SHOWN]
+        raise BadRequest(f"the input {shown} is no UTF-8 text", param=shown) from None
 
 
 def _unknown(tensor: _Request.InferInputTensor) -> BadRequest:
-    told = f"the input {tensor.name} has the datatype {tensor.datatype[:32]!r}; texts are BYTES, flags BOOL"
-    return BadRequest(told, param=tensor.name)
+    name = tensor.name[:_SHOWN]
+    return BadRequest(
+        f"the input {name} has the datatype {tensor.datatype[:32]!r}; texts are BYTES, flags BOOL", param=name
+    )
 
 
 def add_texts(answer: pb.ModelInferResponse, name: str, texts: Sequence[str], *, raw: bool) -> None:

@@ -1,0 +1,96 @@
+"""Calls that are made to do harm: by people without a credential, and by people with one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from google.protobuf.struct_pb2 import Value
+from grpc_kit import grpc_box
+
+from appliance_plugins.grpc import calls, guard
+from appliance_plugins.grpc import inference_pb2 as pb
+from appliance_plugins.grpc import open_inference_pb2 as oip
+
+GUARDED = {"plugins": ["api_keys", "rbac"], "plugin": {"api_keys": {"refresh": 0}}}
+CHAT = "/appliance.v1.Inference/Chat"
+SHORT_OF_CALLS = GUARDED | {"plugin": GUARDED["plugin"] | {"grpc": {"port": 0, "max_concurrent_calls": 2}}}
+
+
+def half_open(box, left: asyncio.Event, key: str | None = None):
+    """A call whose one message does not come until it is left."""
+
+    async def nothing() -> AsyncIterator[bytes]:
+        await left.wait()
+        for message in ():
+            yield message
+
+    metadata = (("authorization", f"Bearer {key}"),) if key else ()
+    return box.channel.stream_unary(CHAT)(nothing(), metadata=metadata, timeout=20)
+
+
+async def code_of(call) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def test_a19_a_call_without_a_credential_ends_before_its_message_has_come(tmp_path) -> None:
+    left = asyncio.Event()
+    async with grpc_box(tmp_path, config=SHORT_OF_CALLS) as box:
+        for _ in range(5):
+            assert await code_of(half_open(box, left)) == grpc.StatusCode.UNAUTHENTICATED
+        assert (await box.call("ListModels", pb.ListModelsRequest(), key=box.admin)).data
+        left.set()
+
+
+async def test_a19_nothing_of_a_strangers_message_is_translated(tmp_path, monkeypatch) -> None:
+    translated: list[object] = []
+
+    async def read(_, translate, message):
+        translated.append(message)
+        return translate(message)
+
+    monkeypatch.setattr(calls.Reader, "read", read)
+    async with grpc_box(tmp_path, config=GUARDED) as box:
+        chat = pb.ChatRequest(model="m", messages=[pb.Message(role="user", content="hi")])
+        assert await code_of(box.call("Chat", chat, key="wrong")) == grpc.StatusCode.UNAUTHENTICATED
+        assert translated == []
+        await box.call("Chat", chat, key=box.admin)
+        assert translated == [chat]
+
+
+async def test_a_call_that_brings_no_message_gives_its_place_back(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(guard, "MESSAGE_SECONDS", 0.05)
+    left = asyncio.Event()
+    async with grpc_box(tmp_path, config=SHORT_OF_CALLS) as box:
+        for _ in range(3):
+            assert await code_of(half_open(box, left, box.admin)) == grpc.StatusCode.DEADLINE_EXCEEDED
+        left.set()
+        assert await code_of(half_open(box, left, box.admin)) == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_what_is_no_message_is_an_invalid_argument(tmp_path) -> None:
+    async with grpc_box(tmp_path) as box:
+        assert await code_of(box.channel.unary_unary(CHAT)(b"\xff\xff", timeout=20)) == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_large_message_is_translated_beside_the_event_loop(tmp_path) -> None:
+    translate, seen = calls.Reader().read, []
+    large = pb.ChatRequest(model="m")
+    large.more.fields["tools"].list_value.values.extend([Value(bool_value=True)] * calls.LARGE)
+    for message in (large, pb.ChatRequest(model="m")):
+        await translate(lambda _: seen.append(threading.current_thread()), message)
+    assert [thread is threading.main_thread() for thread in seen] == [False, True]
+
+
+async def test_c3_a_shape_of_many_sides_is_refused_unmultiplied(tmp_path) -> None:
+    tensor = {"name": "x" * 100_000, "datatype": "BYTES", "shape": [2**62] * 100_000}
+    asked = oip.ModelInferRequest(model_name="m", inputs=[tensor])
+    async with grpc_box(tmp_path) as box:
+        with pytest.raises(grpc.aio.AioRpcError, match="more than 8 sides") as caught:
+            await box.call("ModelInfer", asked, "inference.GRPCInferenceService")
+        assert len(caught.value.details()) < 200
