@@ -202,6 +202,11 @@ def check(request: MediaRequest) -> None:
 
 
 def _check_transcription(request: TranscriptionRequest) -> None:
+    if any(not reference.startswith("data:") for reference in request.known_speaker_references or ()):
+        raise BadRequest(
+            "known_speaker_references[] must be data URLs, as data:audio/wav;base64,...; nothing is fetched",
+            param="known_speaker_references[]",
+        )
     if request.timestamp_granularities and request.response_format != "verbose_json":
         raise BadRequest(
             "timestamp_granularities[] needs response_format to be verbose_json", param="timestamp_granularities[]"

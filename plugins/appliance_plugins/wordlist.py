@@ -139,8 +139,11 @@ class Wordlist:
         kept: list[Passage] = []
         for passage in passages:
             text, blocked = await self._filtered(passage.text)
-            if not blocked:
-                kept.append(passage if text == passage.text else msgspec.structs.replace(passage, text=text))
+            context, blocked_above = await self._filtered(passage.context)  # headings go to the model too
+            if blocked or blocked_above:
+                continue
+            same = (text, context) == (passage.text, passage.context)
+            kept.append(passage if same else msgspec.structs.replace(passage, text=text, context=context))
         return kept
 
     async def filter_output(self, call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:

@@ -263,6 +263,18 @@ async def test_apply_says_where_the_filter_works():
     assert wordlist.appliance_output_filters(WordlistSettings(block=("x",), apply=("input",))) == []
 
 
+async def test_F6_headings_that_a_passage_stands_under_are_filtered_as_its_text_is():
+    def passage(context):
+        return Passage(
+            chunk_id="c", store_id="s", file_id="f", filename="a.txt", text="prices", score=1.0, context=context
+        )
+
+    given = [passage("Minutes > Kumquat"), passage("Of ask me@example.test"), passage("Of today")]
+    kept = await made().filter_passages(chat_call(), given)
+    assert [each.context for each in kept] == ["Of ask ***", "Of today"]
+    assert kept[1] is given[2]
+
+
 async def test_passages_are_filtered_for_an_output_list_too_as_citations_quote_them():
     (passages_only,) = wordlist.appliance_input_filters(WordlistSettings(block=("kumquat",), apply=("output",)))
     passage = Passage(chunk_id="c", store_id="s", file_id="f", filename="a.txt", text="a kumquat", score=1.0)
