@@ -22,11 +22,6 @@ _STOP_REASONS = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
-_DELTAS = {
-    "text": ("text_delta", "text"),
-    "thinking": ("thinking_delta", "thinking"),
-    "refusal": ("text_delta", "text"),
-}
 
 
 @dataclass
@@ -145,7 +140,7 @@ def _arguments(text: str) -> Json:
     """A model may write arguments that are no object; the client gets them under one name then."""
     try:
         found = msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         found = text
     return found if isinstance(found, dict) else {"arguments": found}
 

@@ -198,6 +198,7 @@ async def cancel_response(request: HttpRequest) -> Response[bytes]:
         if row.status in responses.UNFINISHED:
             row.status = "cancelled"
             row.body = {**row.body, "status": "cancelled"}
+            row.request = row.principal = None  # as at every other end
     runtime(request).background.cancel(row.id)
     return answer(row.body)
 

@@ -231,7 +231,7 @@ class ResponseBuilder:
 
     def fail(self, error: RequestError) -> Json:
         """The last event of a response that broke off. Its error has one of the codes that OpenAI lists."""
-        self.response["status"] = "failed"
+        self.response |= {"status": "failed", "completed_at": None, "incomplete_details": None}
         code = "rate_limit_exceeded" if isinstance(error, RateLimited) else "server_error"
         self.response["error"] = {"code": code, "message": str(error)}
         for item in self.response["output"]:

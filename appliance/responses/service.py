@@ -179,8 +179,12 @@ class Responses:
             await send(builder.begin(answer.call.passages, query, scores=answer.scores))
             async for chunk in answer:
                 await send(builder.feed(chunk.body))
-        ending = list(builder.finish())
-        await (keep or self._keep)(prepared, ending)
+        number, ending = builder.number, list(builder.finish())
+        try:
+            await (keep or self._keep)(prepared, ending)
+        except BaseException:
+            builder.number = number  # nobody gets to see that ending, and numbers leave no gap
+            raise
         await send(ending)
 
     def call(

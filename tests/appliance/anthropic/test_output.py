@@ -2,6 +2,7 @@
 
 import anthropic
 import msgspec
+import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from client_types import exactly
 from hypothesis import given, settings
@@ -117,9 +118,10 @@ def test_the_reason_of_the_end_is_told() -> None:
         assert (message.stop_reason, message.stop_sequence) == expected
 
 
-def test_arguments_that_are_no_json_object_reach_the_client_all_the_same() -> None:
-    _, message = events(call(0, "not json", id="c", function={"name": "f"}), delta("tool_calls"))
-    assert message.content[0].input == {"arguments": "not json"}
+@pytest.mark.parametrize("text", ["not json", "[" * 5000])
+def test_arguments_that_are_no_json_object_reach_the_client_all_the_same(text) -> None:
+    _, message = events(call(0, text, id="c", function={"name": "f"}), delta("tool_calls"))
+    assert message.content[0].input == {"arguments": text}
 
 
 def test_O_27_citations_belong_to_the_text() -> None:

@@ -225,7 +225,7 @@ async def test_answers_are_kept_for_a_day(box) -> None:
     async with box() as b:
         first = (await b.client.post("/v1/conversations", json={}, headers=KEY)).json()
         async with b.runtime.database.session() as session:
-            await session.execute(update(KeptAnswer).values(created_at=now() - 86_390))
+            await session.execute(update(KeptAnswer).values(created_at=now() - 86_000))
         await b.runtime.housekeeper.tidy()
         assert (await b.client.post("/v1/conversations", json={}, headers=KEY)).json() == first
         async with b.runtime.database.session() as session:

@@ -16,7 +16,7 @@ from sqlalchemy import update
 from appliance.plugin import Call, RateLimited
 from appliance.storage import conversations, responses
 from appliance.storage.tables.responses import StoredResponse
-from appliance.testing import CallTool, Emit, Fail, Finish, Wait, make_app, serving
+from appliance.testing import CallTool, Emit, Fail, Finish, Hold, Wait, make_app, serving
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 
 EVENTS = event_types(ResponseStreamEvent)
@@ -260,6 +260,9 @@ async def test_a_background_response_can_be_cancelled_and_the_engine_stops(box) 
         assert (await b.openai.responses.cancel(made.id)).status == "cancelled"
         await until(lambda: not b.engine.running)
         assert (await b.openai.responses.retrieve(made.id)).status == "cancelled"
+        async with b.runtime.database.session(write=False) as session:
+            row = await session.get_one(StoredResponse, made.id)
+        assert (row.request, row.principal) == (None, None)
         assert (await b.openai.responses.cancel(made.id)).status == "cancelled"
 
 
@@ -300,6 +303,25 @@ async def test_a_conversation_grows_with_its_responses(box) -> None:
         assert said(b) == [("developer", "Be brief."), ("user", "1"), ("assistant", "one"), ("user", "2")]
         items = [item async for item in b.openai.conversations.items.list(made.id, order="asc", limit=2)]
         assert [item.role for item in items] == ["developer", "user", "assistant", "user", "assistant"]
+
+
+async def test_an_answer_whose_conversation_went_meanwhile_fails_without_a_gap_in_its_numbers(box) -> None:
+    gate = asyncio.Event()
+    async with box([Emit("one"), Hold(gate)]) as b:
+        made = await b.openai.conversations.create()
+        stream = await b.openai.responses.create(model="m", input="1", conversation=made.id, stream=True)
+        events = []
+        async for event in stream:
+            events.append(event)
+            if event.type == "response.output_text.delta":
+                await b.openai.conversations.delete(made.id)
+                gate.set()
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert events[-1].type == "response.failed"
+        answer = events[-1].response
+        assert (answer.status, answer.completed_at) == ("failed", None)
+        with pytest.raises(openai.NotFoundError):
+            await b.openai.responses.retrieve(answer.id)
 
 
 async def test_conversations_and_items_are_made_changed_and_deleted(box) -> None:
