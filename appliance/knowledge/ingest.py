@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Collection
 from contextlib import asynccontextmanager, suppress
+from weakref import WeakValueDictionary
 
 from appliance.errors import ApplianceError, IngestionError, RequestError
 from appliance.knowledge.collections import Collections
@@ -57,7 +58,7 @@ class Ingestor:
         self.rebuilt = asyncio.Event()
         """Set whenever no file is left to be indexed into a second collection."""
         self._claiming = asyncio.Lock()
-        self._updating = asyncio.Lock()
+        self._changes: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._woken = asyncio.Event()
         self._sealer = Sealer(database, backend, lambda: not self._running, self._woken.set)
         self._renewed = 0.0
@@ -95,11 +96,14 @@ class Ingestor:
 
     async def remove_file(self, store_id: str, file_id: str) -> None:
         """See ``Knowledge.remove_file``."""
-        async with self._database.session() as session:
-            await store_files.begin_removal(session, store_id, file_id)
-        await self._drop((store_id, file_id))
-        async with self._database.session() as session:
-            await store_files.remove(session, store_id, file_id)
+        async with self._changing((store_id, file_id)):
+            async with self._database.session() as session:
+                if await store_files.find(session, store_id, file_id, lock=True) is None:
+                    return  # an earlier call has removed it
+                await store_files.begin_removal(session, store_id, file_id)
+            await self._drop((store_id, file_id))
+            async with self._database.session() as session:
+                await store_files.remove(session, store_id, file_id)
 
     async def remove_store(self, store_id: str) -> None:
         """See ``Knowledge.remove_store``."""
@@ -143,14 +147,22 @@ class Ingestor:
 
     async def _update_chunks(self, store_id: str, file_id: str) -> None:
         """Give the chunks what the row says; those being written get it before their file is completed."""
-        async with self._updating:  # an older row must not be written over a newer one
+        async with self._changing((store_id, file_id)):
             async with self._database.session(write=False) as session:
                 row = await store_files.find(session, store_id, file_id)
-            if row is None or row.status != "completed":
+            if row is None or row.status != "completed" or row.removing:
                 return
             await self._collections.update(store_id, file_id, row.attributes, row.readers)
             async with self._database.session() as session:
                 await store_files.fresh(session, row)
+
+    def _changing(self, key: Key) -> asyncio.Lock:
+        """Held while a finished file's chunks are changed, or a file is removed: one after the other.
+
+        So an older row is not written over a newer one, chunks that a vector store writes anew do not come back after
+        their removal, and a second removal takes no chunk along of a file that is attached again behind the first.
+        """
+        return self._changes.setdefault(key, asyncio.Lock())
 
     # -- mending (knowledge/reconcile.py) --------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from appliance.knowledge.indexing import sections
 from appliance.storage import store_files, stores
 from appliance.storage.tables import Job
 from appliance.testing.scripted_embedder import ScriptedEmbedder
-from appliance.types import Scope, Search, StoredChunk
+from appliance.types import Access, Scope, Search, StoredChunk
 
 
 @pytest.fixture
@@ -133,6 +133,45 @@ async def test_o22_a_removal_that_fails_is_seen_and_can_be_repeated(made, monkey
     await made.knowledge.remove_file(store, file)
     assert await made.row(store, file) is None
     assert await made.backend.count(store) == 0
+
+
+async def test_r30_a_change_under_way_brings_no_chunk_back_after_the_removal(made, monkeypatch) -> None:
+    """As in Milvus, which reads rows and writes them again."""
+    store = await made.make_store()
+    file = await made.add(store, "zebrafinch")
+    read, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def rewrite(collection: str, file_id: str, readers: object) -> None:
+        chunks = await made.backend.chunks(collection, file_id, scope=Scope())
+        read.set()
+        await goes_on.wait()
+        await made.backend.upsert(collection, chunks, bytes(4 * made.embedder.dimensions * len(chunks)))
+
+    monkeypatch.setattr(made.backend, "set_readers", rewrite)
+    changing = asyncio.create_task(made.knowledge.set_access(store, file, Access(users=("ada",))))
+    async with asyncio.timeout(20):
+        await read.wait()
+    removing = asyncio.create_task(made.knowledge.remove_file(store, file))
+    done, _ = await asyncio.wait({removing}, timeout=0.3)
+    assert not done
+    goes_on.set()
+    await asyncio.gather(changing, removing)
+    assert await made.backend.count(store) == 0
+    assert await made.row(store, file) is None
+
+
+async def test_r30_removing_a_file_that_is_gone_touches_no_chunk(made, monkeypatch) -> None:
+    store = await made.make_store()
+    file = await made.add(store, "zebrafinch")
+    await made.knowledge.remove_file(store, file)
+    calls: list[object] = []
+
+    async def noted(*arguments: object) -> None:
+        calls.append(arguments)
+
+    monkeypatch.setattr(made.backend, "delete_file", noted)
+    await made.knowledge.remove_file(store, file)
+    assert calls == []
 
 
 async def test_a_removed_store_goes_with_its_running_ingestions(tmp_path) -> None:
