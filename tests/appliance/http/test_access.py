@@ -44,7 +44,7 @@ async def test_b16_a_file_is_seen_by_its_readers_alone_on_every_route(made) -> N
             f"/files/{secret}/content",
         ):
             assert (await client.get(route)).status_code == status, (who, route)
-        tool = {"type": "file_search", "vector_store_ids": [store]}
+        tool = {"type": "file_search", "vector_store_ids": [store], "max_num_results": 1}
         question = [{"role": "user", "content": "zebrafinch salaries"}]
         chat = await made.post(who, "/chat/completions", model="m", messages=question, tools=[tool])
         cited = {note["file_id"] for note in chat["choices"][0]["message"]["annotations"]}
