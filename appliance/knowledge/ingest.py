@@ -290,6 +290,7 @@ class Ingestor:
             if not await jobs.due(session):
                 return
         async with self._claiming:
+            await self._renew()  # again: the wait may have been long, and what is worked on must not be begun twice
             async with self._database.session() as session:
                 claimed = await jobs.claim(session, self._owner, self._free)
             for work in claimed:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from knowledge_kit import Stack, stack, until
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from appliance.errors import Conflict, NotFound, RetrievalUnavailable
 from appliance.knowledge import indexing, ingest, sealing
@@ -325,6 +325,25 @@ async def test_a_cancelled_file_stops_and_is_cleaned_up(tmp_path) -> None:
         await until(clean)
         assert [(await made.row(store, file)).status for file in files] == ["cancelled"] * 4
         assert await made.backend.count(store) == 0
+
+
+async def test_what_is_worked_on_is_not_begun_twice_however_long_the_queue_was_not_looked_at(tmp_path) -> None:
+    embedder = ScriptedEmbedder(hold_from=0)
+    async with stack(tmp_path, embedder) as made:
+        store = await made.make_store()
+        file = await made.upload("zebrafinch")
+        await made.attach(store, file)
+        await until(lambda: len(embedder.calls) > 0)
+        ingestor = made.knowledge._ingestor
+        begun = list(ingestor._running.values())
+        ingestor._renewed = float("-inf")
+        async with made.database.session() as session:
+            await session.execute(update(Job).values(lease_expires=1))
+        await ingestor._claim()
+        assert list(ingestor._running.values()) == begun
+        embedder.release()
+        assert (await made.settled(store, file)).status == "completed"
+        assert len(embedder.calls) == 1
 
 
 async def test_a_stopped_worker_is_taken_over_at_once(tmp_path) -> None:
