@@ -12,6 +12,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import msgspec
+import openai
 import pytest
 
 from appliance import errors, wire
@@ -72,6 +73,18 @@ def blocks(language: str) -> list[str]:
 def test_every_route_is_in_the_table_and_no_other() -> None:
     routes = {f"{entry.method} {re.sub(r':[a-z]+}', '}', entry.path)}" for entry in TABLE}
     assert {row[0] for row in rows_below("Routes")} == routes
+
+
+def test_every_path_of_the_official_client_is_served_or_named_as_not_supported() -> None:
+    sources = [path.read_text() for path in (Path(openai.__file__).parent / "resources").rglob("*.py")]
+    called = r'self\._(?:post|get|delete|patch|put|get_api_list)\(\s*(?:path_template\()?\s*f?"(/[^"?]*)'
+    paths = {path for source in sources for path in re.findall(called, source)}
+    assert len(paths) > 100, "the client's sources are read as they are written"
+    served = {re.sub(r"\{.*?\}", "{}", entry.path) for entry in TABLE}
+    missing = {path for path in paths if "/v1" + re.sub(r"\{.*?\}", "{}", path) not in served}
+    named = re.findall(r"`(/[a-z_/]+)`", TEXT.partition("## Not supported\n")[2])
+    assert [path for path in missing if not path.startswith(tuple(named))] == []
+    assert [name for name in named if not any(path.startswith(name) for path in missing)] == []
 
 
 def test_the_permission_of_every_route_is_the_one_it_asks_for() -> None:
