@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, RateLimited
 from appliance.storage import response_events
 from appliance.storage.database import Database
 from appliance.storage.response_events import NotWanted
@@ -28,6 +28,8 @@ Json = dict[str, Any]
 GATHER_SECONDS = 0.2
 """Events that come within this time after others are written together: each write waits for the disk."""
 POLL_SECONDS = 1.0
+MAX_LISTENERS = 32
+"""Streams of one response in one process: each costs looks into the database."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -36,27 +38,53 @@ def encoded(event: Json) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
 
 
+class Listener:
+    """One who waits for what is new about a response."""
+
+    def __init__(self) -> None:
+        self._fresh = asyncio.Event()
+        self._first, self._events = 0, list[bytes]()
+
+    def tell(self, first: int, events: list[bytes]) -> None:
+        """Hand over events that were written, the first with its number; none where something else is new.
+
+        Of a listener who is slow only the last are kept: the others are in the database.
+        """
+        self._first, self._events = first, events
+        self._fresh.set()
+
+    async def next(self, seen: int) -> list[bytes]:
+        """Wait for the events right behind ``seen``; none: the database has to be looked at."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._fresh.wait(), POLL_SECONDS)
+        self._fresh.clear()
+        events, self._events = self._events, []
+        return events if self._first == seen + 1 else []
+
+
 class News:
     """Wakes the listeners of this process when there is something new about a response."""
 
     def __init__(self) -> None:
-        self._listeners: dict[str, set[asyncio.Event]] = {}
+        self._listeners: dict[str, set[Listener]] = {}
 
-    def tell(self, response_id: str) -> None:
-        """There are new events, or it is over."""
-        for fresh in self._listeners.get(response_id, ()):
-            fresh.set()
+    def tell(self, response_id: str, first: int = 0, events: Sequence[bytes] = ()) -> None:
+        """These events were written, or it is over."""
+        for listener in self._listeners.get(response_id, ()):
+            listener.tell(first, list(events))
 
     @contextmanager
-    def listen(self, response_id: str) -> Iterator[asyncio.Event]:
-        """An event that is set when there is something new."""
-        fresh = asyncio.Event()
+    def listen(self, response_id: str) -> Iterator[Listener]:
+        """Be told what is new. Raises RateLimited: too many listen already."""
         listeners = self._listeners.setdefault(response_id, set())
-        listeners.add(fresh)
+        if len(listeners) >= MAX_LISTENERS:
+            raise RateLimited(f"{MAX_LISTENERS} streams of this response are open; close one of them", retry_after=1)
+        listener = Listener()
+        listeners.add(listener)
         try:
-            yield fresh
+            yield listener
         finally:
-            listeners.discard(fresh)
+            listeners.discard(listener)
             if not listeners:
                 self._listeners.pop(response_id, None)
 
@@ -131,8 +159,8 @@ class EventLog:
             await response_events.check_wanted(session, self._row.id, self._row.attempts)
             response_events.add(session, self._row.id, self._number, events)
         del self._pending[: len(events)]
+        self._news.tell(self._row.id, self._number, events)
         self._number += len(events)
-        self._news.tell(self._row.id)
 
 
 async def follow(
@@ -140,19 +168,22 @@ async def follow(
 ) -> AsyncGenerator[list[bytes], None]:
     """The events behind ``seen``, a sequence number, as they are written, until the response is over.
 
-    Raises Unavailable while the database is away.
+    What this process writes comes without looking into the database.
+
+    Raises:
+        RateLimited: too many listen already. Unavailable: the database is away.
     """
-    with news.listen(response_id) as fresh:
+    with news.listen(response_id) as listener:
         while True:
-            fresh.clear()
             async with database.tenant(tenant, write=False) as session:
                 over = await response_events.is_over(session, response_id)
                 events = await response_events.after(session, response_id, seen)
             if events:
                 yield events
                 seen += len(events)
-            elif over:
+                continue
+            if over:
                 return
-            else:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(fresh.wait(), POLL_SECONDS)
+            while events := await listener.next(seen):
+                yield events
+                seen += len(events)

@@ -220,6 +220,54 @@ async def test_another_replica_sees_the_events_as_they_are_written(box, monkeypa
         assert len(seen) > len(first)
 
 
+async def test_c5_a_listener_beside_the_writer_looks_into_the_database_only_for_what_it_missed(
+    box, monkeypatch
+) -> None:
+    looks = 0
+
+    async def after(*args: Any) -> list[bytes]:
+        nonlocal looks
+        looks += 1
+        return await kept(*args)
+
+    async with held_box(box) as (b, _):
+        first = await seen_until(await b.openai.responses.create(**MADE), "response.output_text.delta")
+        response_id, news, kept = first[0].response.id, News(), module.response_events.after
+        monkeypatch.setattr(module, "POLL_SECONDS", 20.0)
+        monkeypatch.setattr(module.response_events, "after", after)
+        async with asyncio.timeout(20), aclosing(follow(b.runtime.database, news, "default", response_id)) as groups:
+            seen = 0
+            while seen < len(first):
+                seen += len(await anext(groups))
+            news.tell(response_id, seen, [b"a", b"b"])
+            assert await anext(groups) == [b"a", b"b"]
+            before = looks
+            news.tell(response_id, seen + 2, [b"c"])
+            assert await anext(groups) == [b"c"]
+            assert looks == before
+            news.tell(response_id, seen + 9, [b"z"])
+            waiting = asyncio.create_task(anext(groups))
+            await eventually(lambda: looks > before)
+            news.tell(response_id, seen + 3, [b"d"])
+            assert await waiting == [b"d"]
+
+
+async def test_c5_a_response_has_only_so_many_streams_at_once(box, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_LISTENERS", 2)
+    async with held_box(box) as (b, held):
+        first = await seen_until(await b.openai.responses.create(**MADE), "response.output_text.delta")
+        response_id = first[0].response.id
+        listeners = b.runtime.background.news._listeners
+        await eventually(lambda: not listeners)
+        streams = [asyncio.create_task(again(b, response_id)) for _ in range(2)]
+        await eventually(lambda: len(listeners.get(response_id, ())) == 2)
+        (refused,) = await again(b, response_id)
+        assert (refused.type, refused.code) == ("error", "rate_limit_exceeded")
+        held.goes_on.set()
+        assert [events[-1].type for events in await asyncio.gather(*streams)] == ["response.completed"] * 2
+        assert (await again(b, response_id))[-1].type == "response.completed"
+
+
 async def test_whoever_lost_a_response_writes_no_more_events(box) -> None:
     async with held_box(box) as (b, _):
         first = await seen_until(await b.openai.responses.create(**MADE), "response.output_text.delta")
