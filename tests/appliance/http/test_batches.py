@@ -18,7 +18,7 @@ from sqlalchemy import update
 from appliance.plugin import Call, KeyStore, Principal, RateLimited
 from appliance.storage.ids import now
 from appliance.storage.tables.batches import Batch as Row
-from appliance.testing import Emit, Fail, Wait
+from appliance.testing import Emit, Fail, Hold, Wait
 from appliance.testing.scripted import last_user_text
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 
@@ -297,20 +297,26 @@ async def test_while_nobody_is_asked_for_a_key_batches_and_background_responses_
 
 
 async def test_interactive_calls_go_before_the_lines_of_batches(box) -> None:
-    order = []
+    order, gate = [], asyncio.Event()
 
     def script(call: Call):
         order.append(last_user_text(call))
-        return [Wait(0.2), Emit("a")]
+        return [Hold(gate), Emit("a")]
 
     config = {"plugins": ["fair_queue"], "plugin": {"fair_queue": {"max_running": 2, "reserved": 0}}}
-    async with box(script, config=config) as b:
+    async with box(script, config=config | {"limits": {"batch_concurrency": 6}}) as b:
+
+        def waiting() -> float:
+            (depth,) = [gauge for gauge in b.runtime.context.gauges if gauge.name == "appliance_queue_depth"]
+            return depth.read()["m"]
+
         made = await start(b.openai, [chat_line(i) for i in range(12)])
-        await eventually(lambda: len(order) >= 2)
-        await asyncio.gather(*(b.chat(messages=[{"role": "user", "content": "now"}]) for _ in range(4)))
-        before = len(order)
-        assert order.count("now") == 4
-        assert before <= 10, order
+        await eventually(lambda: (len(order), waiting()) == (2, 4))
+        asked = [asyncio.create_task(b.chat(messages=[{"role": "user", "content": "now"}])) for _ in range(4)]
+        await eventually(lambda: waiting() == 8)
+        gate.set()
+        assert [reply.status_code for reply in await asyncio.gather(*asked)] == [200] * 4
+        assert order[2:6] == ["now"] * 4
         assert (await ended(b.openai, made)).status == "completed"
 
 
