@@ -25,6 +25,7 @@ from appliance.wire import decoder
 if TYPE_CHECKING:
     from appliance.config import AuthConfig
     from appliance.runtime import Runtime
+    from appliance.types import Principal
 
 log = logging.getLogger("appliance.http")
 DONE = b"data: [DONE]\n\n"
@@ -90,9 +91,16 @@ class Route(ABC):
     async def once(
         self, key: str, scope: Scope, body: bytes, runtime: Runtime, work: idempotency.Work
     ) -> idempotency.Outcome:
-        """What ``work`` gives, or gave to the same body before. Raises as ``idempotency.once``."""
+        """What ``work`` gives, or gave to the same body before. Raises as ``idempotency.once``, and Forbidden.
+
+        What is given again is shown to those alone who may still use the model.
+        """
+        caller: Principal = scope["user"]
         fingerprint = partial(idempotency.fingerprint_of, "POST", self.path, b"", body)
-        return await idempotency.once(runtime.database, scope["user"], key, fingerprint, work)
+        found = await idempotency.once(runtime.database, caller, key, fingerprint, work)
+        if idempotency.REPLAYED in found.headers:
+            await runtime.pipeline.authorize(caller, "models.use", self.decode(body).model)
+        return found
 
 
 class Reply:

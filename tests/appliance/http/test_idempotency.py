@@ -13,7 +13,7 @@ from openai.types.responses import Response
 from sqlalchemy import select, update
 
 from appliance.http.routes import TABLE
-from appliance.plugin import Principal
+from appliance.plugin import Forbidden, Principal
 from appliance.storage import idempotency
 from appliance.storage.ids import now
 from appliance.storage.tables.idempotency import KeptAnswer
@@ -148,6 +148,32 @@ async def test_an_answer_is_given_again_byte_for_byte_and_the_engine_is_asked_on
         other = await b.client.post(path, json=body | {"temperature": 0.5}, headers=KEY)
         assert (other.status_code, other.json()["error"]["code"]) == (400, "idempotency_key_reused")
         assert len(b.engine.diaries) == 1
+
+
+class Switched:
+    """An authorizer that refuses some models from a certain moment on."""
+
+    refused: frozenset[str] = frozenset()
+
+    async def authorize(self, principal: Principal, action: str, resource: str) -> None:
+        if action == "models.use" and resource in self.refused:
+            raise Forbidden("you may not use this model")
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_b9_who_may_not_use_the_model_any_more_is_not_given_its_answer_again(box, path) -> None:
+    rights = Switched()
+    keys = provides(authenticators=[Keys()], authorizers=[rights])
+    headers = KEY | {"authorization": "Bearer good"}
+    async with box([Emit("secret")], config={}, keys=keys) as b:
+        assert (await b.client.post(path, json=GENERATING[path], headers=headers)).status_code == 200
+        rights.refused = frozenset({"m"})
+        again = await b.client.post(path, json=GENERATING[path], headers=headers)
+        assert again.status_code == 403
+        assert b"secret" not in again.content
+        rights.refused = frozenset()
+        given = await b.client.post(path, json=GENERATING[path], headers=headers)
+        assert given.headers["idempotent-replayed"] == "true"
 
 
 @pytest.mark.parametrize("path", GENERATING)
