@@ -100,7 +100,7 @@ async def read_form(headers: Iterable[tuple[bytes, bytes]], receive: Receive, li
                 parts.take(event)
         parser.close()
     except ParserLimitReached as error:
-        raise BadRequest(f"the form has more than {MAX_PARTS} parts; send fewer") from error
+        raise BadRequest(f"the form has more than {MAX_PARTS} parts, or one has too many headers; send less") from error
     except MultipartError as error:
         raise BadRequest("the body is not a whole multipart form; send it again") from error
     try:

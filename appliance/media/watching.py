@@ -47,7 +47,6 @@ async def watched(call: Call, answer: MediaAnswer, record: CallRecord) -> AsyncI
                 yield event
         elif isinstance(call.request, SpeechRequest):
             async for piece in answer:
-                produced = 0
                 yield piece
         else:
             payload = await _whole(answer)
