@@ -13,7 +13,8 @@ CONFIG = {
     "models": [{"name": "words", "embedder": "scripted_embedder"}],
     "retrieval": {"vector_store": "memory", "chunk_size": 100, "chunk_overlap": 0},
     "plugin": {
-        "limits": {"key": {"requests_per_day": 4, "max_concurrent": 1}},
+        # Three writes fill the store, and four searches are left.
+        "limits": {"key": {"requests_per_day": 7, "max_concurrent": 1}},
         "wordlist": {"block": ["kumquat"], "mask": ["email"]},
         "prometheus": {"public": True},
     },
