@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Collection
 from contextlib import asynccontextmanager, suppress
 from weakref import WeakValueDictionary
 
-from appliance.errors import ApplianceError, IngestionError, RequestError
+from appliance.errors import ApplianceError, IngestionError, RequestError, RetrievalUnavailable
 from appliance.knowledge.collections import Collections
 from appliance.knowledge.filters import Attributes
 from appliance.knowledge.indexing import Indexer
@@ -248,11 +248,17 @@ class Ingestor:
             await _logged(self.remove_file(*key))
 
     async def _finish_updates(self) -> None:
-        """Changes of attributes and readers that a crash kept from the chunks."""
+        """Changes of attributes and readers that a crash, or a vector store out of reach, kept from the chunks."""
         async with self._database.session(write=False) as session:
             keys = await store_files.stale(session)
         for key in keys:
-            await _logged(self._update_chunks(*key))
+            try:
+                await self._update_chunks(*key)
+            except RetrievalUnavailable as error:
+                log.warning("changes of %d files wait for the vector store: %s", len(keys), error)
+                return
+            except RequestError as error:
+                log.warning("the change of file %s cannot be finished: %s; repeat it", key[1], error)
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -275,6 +281,7 @@ class Ingestor:
         if time.monotonic() - self._tidied > _TIDY_SECONDS:
             self._tidied = time.monotonic()
             await self.empty_expired()
+            await self._finish_updates()
         if self._free > 0:
             await self._claim()
         if self._free > 0 and not self._rebuilding:
@@ -412,4 +419,4 @@ async def _logged(work: Awaitable[None]) -> None:
     try:
         await work
     except RequestError as error:
-        log.warning("a change that was cut short cannot be finished: %s; repeat it", error)
+        log.warning("a removal that was cut short cannot be finished: %s; repeat it", error)
