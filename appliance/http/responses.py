@@ -161,10 +161,15 @@ async def get_response(request: HttpRequest) -> Response[Any]:
 def _again(
     request: HttpRequest, row: StoredResponse, seen: int | None, *, written: bool
 ) -> AsyncIterable[bytes] | list[bytes]:
-    """The events of a response: as they were written down, or made from what was stored. Raises BadRequest."""
+    """The events of a response: as they were written down, or made from what was stored.
+
+    Raises:
+        BadRequest: it has no stream to go on with. RateLimited: too many listen to it already.
+    """
     if request.method == "HEAD":
         return []
     if written:
+        runtime(request).background.news.check_room(row.id)
         return _followed(runtime(request), principal(request), row.id, -1 if seen is None else seen)
     if row.status in responses.UNFINISHED:
         raise BadRequest(

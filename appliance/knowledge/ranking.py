@@ -23,12 +23,12 @@ class HybridSearch(msgspec.Struct, frozen=True):
 
 
 class RankingOptions(msgspec.Struct, frozen=True):
-    """OpenAI's ``ranking_options``. ``none`` ranks by the dense leg alone.
+    """OpenAI's ``ranking_options``. The ranker ``none`` ranks by the dense leg alone.
 
-    Not OpenAI's are ``diversity`` and ``neighbors``; ``None`` is what the configuration says.
+    Not OpenAI's are ``diversity`` and ``neighbors``; ``None`` is what the configuration says, or ``auto``.
     """
 
-    ranker: str = "auto"
+    ranker: str | None = None
     score_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     hybrid_search: HybridSearch | None = None
     diversity: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -37,7 +37,7 @@ class RankingOptions(msgspec.Struct, frozen=True):
     def as_search(self, config: RetrievalConfig) -> dict[str, Any]:
         """The fields of ``types.Search`` that these options set, or else the configuration."""
         fields: dict[str, Any] = {
-            "ranker": self.ranker,
+            "ranker": "auto" if self.ranker is None else self.ranker,
             "score_threshold": _first(self.score_threshold, config.score_threshold),
             "diversity": _first(self.diversity, config.diversity),
             "neighbors": _first(self.neighbors, config.neighbors),
@@ -60,7 +60,7 @@ def parse_ranking(raw: object, param: str = "ranking_options") -> RankingOptions
     except msgspec.ValidationError as error:
         found = invalid_field(error)
         raise BadRequest(f"{param}: {found}", param=f"{param}.{found.param}" if found.param else param) from None
-    if options.ranker not in RANKERS:
+    if options.ranker is not None and options.ranker not in RANKERS:
         raise BadRequest(f"{param}.ranker must be one of {', '.join(RANKERS)}", param=f"{param}.ranker")
     weights = options.hybrid_search
     if weights is not None and weights.embedding_weight + weights.text_weight == 0:

@@ -73,12 +73,16 @@ class News:
         for listener in self._listeners.get(response_id, ()):
             listener.tell(first, list(events))
 
+    def check_room(self, response_id: str) -> None:
+        """Raises RateLimited: too many listen already."""
+        if len(self._listeners.get(response_id, ())) >= MAX_LISTENERS:
+            raise RateLimited(f"{MAX_LISTENERS} streams of this response are open; close one of them", retry_after=1)
+
     @contextmanager
     def listen(self, response_id: str) -> Iterator[Listener]:
         """Be told what is new. Raises RateLimited: too many listen already."""
+        self.check_room(response_id)
         listeners = self._listeners.setdefault(response_id, set())
-        if len(listeners) >= MAX_LISTENERS:
-            raise RateLimited(f"{MAX_LISTENERS} streams of this response are open; close one of them", retry_after=1)
         listener = Listener()
         listeners.add(listener)
         try:

@@ -9,8 +9,9 @@ from appliance.knowledge.ranking import parse_ranking
 CONFIG = RetrievalConfig(diversity=0.3, neighbors=2, score_threshold=0.1)
 
 
-def test_the_configuration_holds_where_the_client_says_nothing() -> None:
-    fields = parse_ranking(None).as_search(CONFIG)
+@pytest.mark.parametrize("raw", [None, {}, dict.fromkeys(("ranker", "score_threshold", "diversity", "hybrid_search"))])
+def test_the_configuration_holds_where_the_client_says_nothing(raw) -> None:
+    fields = parse_ranking(raw).as_search(CONFIG)
     assert fields == {"ranker": "auto", "score_threshold": 0.1, "diversity": 0.3, "neighbors": 2}
 
 
@@ -27,6 +28,7 @@ def test_weights_ask_for_fusion_by_ranks_as_at_openai() -> None:
 @pytest.mark.parametrize(
     ("raw", "param"),
     [
+        ({"ranker": ""}, "ranking_options.ranker"),
         ({"diversity": 1.1}, "ranking_options.diversity"),
         ({"diversity": "much"}, "ranking_options.diversity"),
         ({"neighbors": -1}, "ranking_options.neighbors"),
