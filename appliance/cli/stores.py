@@ -16,7 +16,7 @@ from appliance.errors import StartError
 
 if TYPE_CHECKING:
     from appliance.config import Config
-    from appliance.knowledge.report import Report
+    from appliance.knowledge.report import Misfit, Report
 
 
 @click.group(
@@ -54,7 +54,7 @@ def reconcile(repair: bool, config_path: Path, as_json: bool) -> None:
         click.echo("\n".join(_lines(report)))
     left = len(report.files_without_blob) if report.repaired else report.orphans
     if left:
-        raise StartError(f"{left} things are out of place" + ("" if repair else "; --repair mends what can be mended"))
+        raise StartError(f"{left} out of place; --repair mends " + ("none of that" if repair else "what can be mended"))
 
 
 async def _reconcile(config: Config, repair: bool) -> Report:
@@ -90,10 +90,13 @@ def _lines(report: Report) -> list[str]:
     return [
         f"{looked}: {report.orphans} out of place",
         *(f"{done}collection {name} belongs to no store" for name in report.collections_without_store),
-        *(
-            f"{done}file {one.file_id} in store {one.store_id}: {one.extra} chunks too many, {one.missing} missing"
-            for one in report.chunks_out_of_place
-        ),
+        *(f"{done}file {one.file_id} in store {one.store_id}: {_misfit(one)}" for one in report.chunks_out_of_place),
         *(f"{done}upload {name} on the disk belongs to no file" for name in report.blobs_without_file),
         *(f"file {name} has lost its bytes; delete it, or upload it again" for name in report.files_without_blob),
     ]
+
+
+def _misfit(found: Misfit) -> str:
+    """The chunks that are too many or missing, without what is none."""
+    numbers = {"too many": found.extra, "missing": found.missing}
+    return "chunks " + ", ".join(f"{what}: {number}" for what, number in numbers.items() if number)

@@ -14,6 +14,8 @@ from appliance_plugins.grpc import inference_pb2 as pb
 
 
 def main() -> None:
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
     address, question = sys.argv[1], sys.argv[2]
     model = sys.argv[3] if len(sys.argv) > 3 else "docs"
     key = os.environ.get("APPLIANCE_API_KEY")

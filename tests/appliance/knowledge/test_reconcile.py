@@ -221,6 +221,9 @@ async def test_the_command_asks_the_running_server_or_works_by_itself(tmp_path, 
         lost = put_blob(made, 7200)
         told = await reconcile("--json")
         assert (told.returncode, json.loads(told.stdout)["blobs_without_file"]) == (1, [lost]), told
+    told = await reconcile()
+    assert f"file {file} in store {store}: chunks missing: 1\n" in told.stdout, told
+    assert told.stderr == "error: 2 out of place; --repair mends what can be mended\n", told
     repaired = await reconcile("--repair", "--json")  # memory forgets: the file is indexed again
     report = json.loads(repaired.stdout)
     assert report["chunks_out_of_place"] == [{"store_id": store, "file_id": file, "extra": 0, "missing": 1}], repaired
