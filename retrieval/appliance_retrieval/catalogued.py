@@ -108,9 +108,11 @@ class CataloguedStore:
         found = await self._catalogue(collection)
         if found is None:
             return
-        keys = await asyncio.to_thread(found.keys)
-        await self._index.drop(collection, keys)
         async with self._opening[collection]:
+            if self._open.get(collection) is not found:
+                return  # another call has dropped it
+            keys = await asyncio.to_thread(found.keys)
+            await self._index.drop(collection, keys)
             self._open.pop(collection, None)
             await asyncio.to_thread(_remove_files, found, self._path(collection))
 

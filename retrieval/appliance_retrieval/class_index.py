@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from appliance.plugin import AppContext, ConfigError, Conflict, RetrievalUnavailable, StartError
+from appliance.plugin import AppContext, ConfigError, Conflict, NotFound, RetrievalUnavailable, StartError
 from appliance_retrieval.catalogue import Entry, Selection
 from appliance_retrieval.class_path import build_parts, filled, load, mentions
 from appliance_retrieval.index_check import check_index
@@ -109,7 +109,7 @@ class ClassIndex:
 
     async def add(self, collection: str, entries: Sequence[Entry]) -> None:
         """Write vectors; where the class would keep old ones beside them, those go first."""
-        store = self._stores[collection]
+        store = self._opened(collection)
         for i in range(0, len(entries), _BATCH):
             part = entries[i : i + _BATCH]
             if not self._replaces:
@@ -118,13 +118,20 @@ class ClassIndex:
 
     async def remove(self, collection: str, keys: Sequence[str]) -> None:
         """Remove vectors."""
-        store = self._stores[collection]
+        store = self._opened(collection)
         for i in range(0, len(keys), _BATCH):
             await self._run(self._framework.remove, store, keys[i : i + _BATCH])
 
     async def nearest(self, collection: str, vector: bytes, limit: int, selection: Selection) -> Sequence[str]:
         """Keys of the nearest vectors under the labels."""
-        return await self._run(self._framework.nearest, self._stores[collection], vector, limit, selection)
+        return await self._run(self._framework.nearest, self._opened(collection), vector, limit, selection)
+
+    def _opened(self, collection: str) -> Any:
+        if self._threads is None:
+            raise RetrievalUnavailable("the vector store is stopped; try again later")
+        if collection not in self._stores:
+            raise NotFound("the collection is gone; create the vector store again")
+        return self._stores[collection]
 
     async def seal(self, collection: str) -> None:
         """Nothing to do: these classes say nothing of when what they were given is found."""

@@ -26,6 +26,7 @@ import msgspec
 from appliance.plugin import (
     AppContext,
     ConfigError,
+    NotFound,
     RetrievalUnavailable,
     StartError,
     Strict,
@@ -222,6 +223,8 @@ class PineconeIndex:
 
     def _opened(self, collection: str) -> AsyncIndex:
         self._connected()
+        if collection not in self._of:
+            raise NotFound("the collection is gone; create the vector store again")
         return self._of[collection]
 
     async def _call(self, call: Awaitable[_T]) -> _T:

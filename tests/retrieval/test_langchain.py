@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from appliance.plugin import (
     Comparison,
     Config,
     ConfigError,
+    NotFound,
     RetrievalUnavailable,
     Scope,
     StartError,
@@ -118,6 +120,17 @@ async def test_a_filter_of_the_wrong_kind_stops_the_start_with_its_place(tmp_pat
     store = store_at(tmp_path, {"class": IN_MEMORY["class"], "filter": "operators"})
     with pytest.raises(StartError, match=r"plugin\.langchain: .*InMemoryVectorStore cannot be used \(TypeError\)"):
         await store.start()
+
+
+async def test_a_collection_that_two_drop_at_once_goes_and_what_asks_for_it_then_is_told(tmp_path: Path) -> None:
+    store = cast("Any", await filled(store_at(tmp_path, IN_MEMORY)))
+    (entry, *_) = store._open["vs_1"].entries()
+    await asyncio.gather(store.drop("vs_1"), store.drop("vs_1"))
+    assert await store.collections() == []
+    for late in (store._index.add("vs_1", [entry]), store._index.remove("vs_1", [entry.key])):
+        with pytest.raises(NotFound, match="gone"):
+            await late
+    await store.stop()
 
 
 async def test_a_class_that_writes_beside_what_is_there_has_old_vectors_removed_first(tmp_path: Path) -> None:
