@@ -11,7 +11,7 @@ from urllib.parse import quote
 import grpc
 from google.protobuf.message import Message
 
-from appliance.plugin import ApplianceError, Front
+from appliance.plugin import ApplianceError, Front, NotFound
 from appliance_plugins.grpc import inference_pb2 as pb
 from appliance_plugins.grpc.calls import Context, Failed, Reader, abort, events, failure, fetch
 from appliance_plugins.grpc.translate import embeddings, from_json, to_json
@@ -87,8 +87,16 @@ def _body(rpc: Rpc, request: Message) -> tuple[str, dict[str, Any]]:
     """The path and body of the route's request. Raises Failed."""
     try:
         fields = {**to_json(request), **dict(rpc.fixed)}
+        return _path(rpc, fields), fields
     except ApplianceError as error:
         raise failure(error) from None
+
+
+def _path(rpc: Rpc, fields: dict[str, Any]) -> str:
+    """The path, with what it takes out of the fields. Raises NotFound."""
     if "{vector_store_id}" not in rpc.path:
-        return rpc.path, fields
-    return rpc.path.format(vector_store_id=quote(fields.pop("vector_store_id", "") or "-", safe="")), fields
+        return rpc.path
+    store_id: str = fields.pop("vector_store_id", "")
+    if not store_id or "/" in store_id:  # which would lead to another route
+        raise NotFound("there is no such vector store; send the id of one", param="vector_store_id")
+    return rpc.path.format(vector_store_id=quote(store_id))

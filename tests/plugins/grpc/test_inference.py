@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import grpc
+import msgspec
+import openai
 import pytest
 from eventually import eventually
 from google.protobuf.struct_pb2 import Struct
-from grpc_kit import grpc_box
+from grpc_kit import MODELS, grpc_box
+from inline import provides
 
 from appliance.testing import Emit
 from appliance.testing.scripted import CallTool, Fail, Hold
@@ -134,7 +137,7 @@ async def test_an_engine_that_dies_within_a_stream_is_an_error_never_a_good_end(
             await read()
         assert not any(choice.finish_reason for chunk in chunks for choice in chunk.choices)
         assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
-        assert "broke off" in caught.value.details()
+        assert "broke off" in (caught.value.details() or "")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +181,50 @@ async def test_texts_are_embedded_as_floats_exactly(tmp_path) -> None:
         assert len(answer.data[0].embedding) == 64
         assert abs(sum(x * x for x in answer.data[0].embedding) - 1) < 1e-5
         assert answer.usage.prompt_tokens == 3
+
+
+async def test_texts_are_ranked_best_first(tmp_path) -> None:
+    class Longest:
+        async def start(self) -> None:
+            """Nothing to load."""
+
+        async def stop(self) -> None:
+            """Nothing to let go of."""
+
+        async def rerank(self, query, passages):
+            scored = [msgspec.structs.replace(passage, score=len(passage.text) / 10) for passage in passages]
+            return sorted(scored, key=lambda passage: -passage.score)
+
+    own = provides(rerankers={"own": lambda spec, context: Longest()})
+    async with grpc_box(tmp_path, config={"models": [*MODELS, {"name": "r", "reranker": "own"}]}, own=own) as box:
+        request = pb.RerankRequest(model="r", query="q", documents=["a", "abc", "ab"], top_n=2)
+        answer = await box.call("Rerank", request)
+        assert [(found.index, found.relevance_score) for found in answer.results] == [(1, 0.3), (2, 0.2)]
+
+
+async def test_a_store_is_searched_with_filters_and_nothing_but_a_store(tmp_path) -> None:
+    config = {"plugins": ["memory", "documents", "tokens"], "retrieval": {"vector_store": "memory"}}
+    async with (
+        grpc_box(tmp_path, config=config) as box,
+        openai.AsyncOpenAI(base_url=f"{box.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        store = await client.vector_stores.create(name="s")
+        for name, year in (("zebra", 1), ("zebras", 2)):
+            file = (f"{name}.txt", b"The zebra finch sings.")
+            made = await client.files.create(file=file, purpose="assistants")
+            await client.vector_stores.files.create_and_poll(
+                made.id, vector_store_id=store.id, attributes={"year": year}, poll_interval_ms=20
+            )
+        filters = struct(type="eq", key="year", value=2)
+        answer = await box.call("Search", pb.SearchRequest(vector_store_id=store.id, query=["zebra"], filters=filters))
+        (found,) = answer.data
+        assert (found.filename, found.attributes["year"], found.content[0].text) == (
+            "zebras.txt", 2, "The zebra finch sings."
+        )  # fmt: skip
+        assert list(answer.search_query) == ["zebra"]
+        for wrong in ("", "vs_none", f"{store.id}/files", "../files"):
+            error = await failed(box.call("Search", pb.SearchRequest(vector_store_id=wrong, query=["zebra"])))
+            assert error.code() == grpc.StatusCode.NOT_FOUND, wrong
 
 
 async def test_models_are_listed(tmp_path) -> None:
