@@ -12,7 +12,7 @@ from appliance.knowledge.worker import WorkerApp
 class SlowKnowledge:
     """Notes which operations ended, and how."""
 
-    reindex = None
+    reindex = sync = None
     """Not asked for here."""
 
     def __init__(self):
