@@ -138,7 +138,7 @@ class ResponseBuilder:
     # -- items -------------------------------------------------------------------------------------------
 
     def _think(self, text: str) -> Iterator[Json]:
-        if self._reasoning is None:
+        if self._reasoning is None or self._reasoning.item["status"] != "in_progress":
             item: Json = {
                 "id": new_id("rs_"),
                 "type": "reasoning",

@@ -150,6 +150,20 @@ def test_reasoning_comes_before_the_message_and_ends_when_the_message_begins() -
     assert kinds(found).index("reasoning_text.done") < kinds(found).index("output_text.delta")
 
 
+def test_reasoning_that_comes_again_is_another_item() -> None:
+    thoughts = [delta(reasoning_content="Hm."), delta(content="So"), delta(reasoning_content="Wait.")]
+    found = events(builder(), *thoughts, delta(content=" yes"), delta("stop"))
+    response = check(found)
+    assert [item.type for item in response.output] == ["reasoning", "message", "reasoning"]
+    assert [item.content[0].text for item in response.output] == ["Hm.", "So yes", "Wait."]
+    ended: set[str] = set()
+    for event in found:
+        item_id = event.get("item_id") or event.get("item", {}).get("id")
+        assert item_id not in ended, event
+        if event["type"] == "response.output_item.done":
+            ended.add(item_id)
+
+
 def test_an_answer_of_reasoning_alone_is_completed_with_it() -> None:
     answer = check(events(builder(), delta(reasoning_content="Hm."), delta("length")))
     assert [item.type for item in answer.output] == ["reasoning"]
