@@ -12,11 +12,10 @@ from llama_index.core.node_parser import SentenceSplitter
 
 from appliance_client import Connection
 from appliance_client.llamaindex import ApplianceVectorStore
-from appliance_client.texts import made
 
 question, *names = sys.argv[1:] or ["Which command makes an API key?", "docs/operations.md"]
 connection = Connection()  # APPLIANCE_URL and APPLIANCE_API_KEY say where and who
-store = ApplianceVectorStore(connection.run(made("llamaindex")), connection)
+store = ApplianceVectorStore(connection.client.vector_stores.create(name="llamaindex").id, connection)
 index = VectorStoreIndex.from_vector_store(
     store,
     embed_model=MockEmbedding(embed_dim=1),  # the appliance embeds
