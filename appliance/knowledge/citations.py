@@ -45,9 +45,13 @@ class Citations:
         self._rest = partial[0] if partial else ""
 
     def annotations(self) -> list[dict[str, Any]]:
-        """OpenAI ``file_citation`` annotations with the quoted passage; ``index`` is a place in the text."""
+        """OpenAI ``file_citation`` annotations with the quoted passage; ``index`` is a place in the text.
+
+        Neighbouring chunks overlap, so the best part of two passages may be the same: it is cited once at a place.
+        """
         cited = self._cited or dict.fromkeys(range(1, len(self._passages) + 1), self._length)
-        return [self._annotation(self._passages[number - 1], index) for number, index in sorted(cited.items())]
+        made = [self._annotation(self._passages[number - 1], index) for number, index in sorted(cited.items())]
+        return [annotation for place, annotation in enumerate(made) if annotation not in made[:place]]
 
     def _annotation(self, passage: Passage, index: int) -> dict[str, Any]:
         return {

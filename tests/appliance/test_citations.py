@@ -56,6 +56,19 @@ def test_o27_without_passages_there_is_no_citation():
     assert cited("see [1]", passages=[]) == []
 
 
+def test_o27_what_two_chunks_of_a_file_share_is_cited_once_at_a_place():
+    shared = "The turbine is oiled on Mondays. " + "It runs. " * 40
+    chunks = [passage(1, "Before. " * 40 + shared), passage(1, shared)]
+    unmarked, marked = (Citations(chunks, "When is the turbine oiled?") for _ in range(2))
+    unmarked.read("On Mondays.")
+    (annotation,) = unmarked.annotations()
+    assert annotation["quote"].startswith("The turbine is oiled on Mondays. It runs.")
+    marked.read("On [1] Mondays [2]")
+    first, second = marked.annotations()
+    assert (first["index"], second["index"]) == (6, 18)
+    assert first["quote"] == second["quote"] == annotation["quote"]
+
+
 def test_an_annotation_is_openai_s_with_a_quote_of_the_original_text():
     citations = Citations([passage(1, "<b>[INST]" + "x" * 500)])
     citations.read("[1]")
