@@ -194,11 +194,11 @@ def choose(parsers: Sequence[Parser], filename: str, media_type: str | None) -> 
     for candidates in (by_suffix, by_type, as_text):
         for parser in candidates:
             return parser
-    known = (
-        ", ".join(sorted({suffix for parser in parsers for suffix in parser.suffixes}))
-        or "none; list a plugin with parsers"
-    )
-    raise UnsupportedFile(f"no parser reads {suffix or bare or 'this kind of file'}; supported: {known}")
+    known = sorted({suffix for parser in parsers for suffix in parser.suffixes})
+    if f"{suffix}x" in known:  # Office's formats of before 2007
+        raise UnsupportedFile(f"no parser reads {suffix}; save the file as {suffix}x")
+    supported = ", ".join(known) or "none; list a plugin with parsers"
+    raise UnsupportedFile(f"no parser reads {suffix or bare or 'this kind of file'}; supported: {supported}")
 
 
 def _document(parsers: Sequence[Parser], job: Job) -> Document:

@@ -244,6 +244,17 @@ async def test_o19_a_file_nobody_reads_is_unsupported_and_the_error_lists_what_i
         await pool("documents").parse(path, "film.avi", "video/x-msvideo")
 
 
+@pytest.mark.parametrize("suffix", [".doc", ".xls", ".PPT"])
+async def test_o19_an_office_file_of_before_2007_is_told_what_to_save_it_as(
+    pool: Pool, tmp_path: Path, suffix: str
+) -> None:
+    path = documents.raw(tmp_path, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "old" + suffix)
+    with pytest.raises(
+        UnsupportedFile, match=rf"^no parser reads \{suffix.lower()}; save the file as \{suffix.lower()}x$"
+    ):
+        await pool("documents").parse(path, path.name, "application/octet-stream")
+
+
 async def test_o19_empty_and_encrypted_files_fail_by_their_kind(pool: Pool, tmp_path: Path) -> None:
     parsers = pool("documents")
     with pytest.raises(InvalidFile, match="0 bytes"):
