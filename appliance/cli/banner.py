@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from appliance.config import Config
+from appliance.loopback import is_loopback
 
 QUESTION = "How do I start the appliance?"
 """Asked of a model that has documents; the default configuration's hold the answer."""
@@ -11,6 +12,7 @@ QUESTION = "How do I start the appliance?"
 def banner(config: Config, port: int, seconds: float, *, guarded: bool) -> str:
     """The text; ``seconds`` is how long the start took, ``guarded`` whether callers need a credential."""
     host = config.server.host if config.server.host not in ("0.0.0.0", "::") else "127.0.0.1"  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
     base = f"http://{host}:{port}/v1"
     chats = [model for model in config.models if model.engine or model.alias_of]
     grounded = next((model for model in chats if model.vector_stores), None)
@@ -23,7 +25,7 @@ def banner(config: Config, port: int, seconds: float, *, guarded: bool) -> str:
         f"ready after {seconds:.1f} s",
         f"  API      {base}   (OpenAI-compatible; document at http://{host}:{port}/openapi.json)",
         f"  models   {', '.join(m.name + _note(m.vector_stores) for m in config.models) or 'none'}",
-        f"  callers  {'need a credential: appliance keys create' if guarded else 'on this machine, without a key'}",
+        f"  callers  {_callers(config.server.host, guarded)}",
         f"  probes   http://{host}:{port}/livez  /readyz",
         "",
         "curl:",
@@ -45,6 +47,12 @@ def banner(config: Config, port: int, seconds: float, *, guarded: bool) -> str:
         "Ctrl-C stops everything.",
     ]
     return "\n".join(lines)
+
+
+def _callers(host: str, guarded: bool) -> str:
+    if guarded:
+        return "need a credential: appliance keys create"
+    return "on this machine, without a key" if is_loopback(host) else f"whoever reaches {host}, without a key"
 
 
 def _note(stores: tuple[str, ...]) -> str:
