@@ -466,7 +466,10 @@ def _check_retrieval(config: Config) -> None:
     retrieval = config.retrieval
     check_chunking(retrieval.chunk_size, retrieval.chunk_overlap, "retrieval.chunk_size", "retrieval.chunk_overlap")
     if retrieval.vector_store and config.embedding_model() is None:
-        raise ConfigError("retrieval.embedder: name the embedding model, an entry of models with embedder set")
+        named = ", ".join(model.name for model in config.models if model.embedder) or "none"
+        raise ConfigError(
+            f"retrieval.embedder: name the embedding model, an entry of models with embedder set; there are: {named}"
+        )
     if retrieval.reranker and not retrieval.vector_store:
         raise ConfigError("retrieval.reranker: retrieval is off; set retrieval.vector_store")
     if retrieval.rewrite_model:

@@ -104,7 +104,11 @@ MISTAKES = [
         "retrieval.chunk_overlap: must be between 0 and half of the chunk size (150), not 151",
     ),
     (("retrieval", "chunk_overlap"), -1, "retrieval.chunk_overlap: must be between 0"),
-    (("retrieval", "embedder"), "nosuch", "retrieval.embedder: name the embedding model"),
+    (
+        ("retrieval", "embedder"),
+        "nosuch",
+        "retrieval.embedder: name the embedding model, an entry of models with embedder set; there are: embed",
+    ),
     (("retrieval", "reranker"), "embed", "retrieval.reranker: embed is not a model with a reranker"),
     (("retrieval", "rerank_candidates"), 0, "retrieval.rerank_candidates: expected `int` >= 1"),
     (("models", 0), {"name": "r", "reranker": "x"}, "models[2].alias_of: chat is not a model with an engine"),
