@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import pytest
+from eventually import eventually
 from google.protobuf.struct_pb2 import Value
 from grpc_kit import grpc_box
 
+from appliance.testing import Emit
+from appliance.testing.scripted import Hold
 from appliance_plugins.grpc import calls, guard
 from appliance_plugins.grpc import inference_pb2 as pb
 from appliance_plugins.grpc import open_inference_pb2 as oip
@@ -94,3 +98,56 @@ async def test_c3_a_shape_of_many_sides_is_refused_unmultiplied(tmp_path) -> Non
         with pytest.raises(grpc.aio.AioRpcError, match="more than 8 sides") as caught:
             await box.call("ModelInfer", asked, "inference.GRPCInferenceService")
         assert len(caught.value.details()) < 200
+
+
+NO_UTF8 = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/\xff/\xfe"),
+    (b":authority", b"x"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """RFC 9113 section 4.1."""
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+async def ask_by_hand(address: str, headers) -> asyncio.StreamWriter:
+    """A call with headers that no client's library sends, each as a literal (RFC 7541 section 6.2.2)."""
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    block = b"".join(bytes([0, len(name)]) + name + bytes([len(value)]) + value for name, value in headers)
+    settings, end = frame(4, 0, 0), 0x4 | 0x1
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + frame(1, end, 1, block))
+    await writer.drain()
+    return writer
+
+
+async def test_a_call_whose_name_is_no_text_ends_neither_the_service_nor_calls_that_run(tmp_path, caplog) -> None:
+    gate = asyncio.Event()
+    config = {"server": {"shutdown_grace": 5}}
+    async with grpc_box(tmp_path, [Emit("a"), Hold(gate), Emit("b")], config=config) as box:
+        chat = pb.ChatRequest(model="m", messages=[pb.Message(role="user", content="hi")])
+        running = aiter(box.call("StreamChat", chat))
+        await anext(running)
+        for times in (1, 2):
+            writer = await ask_by_hand(box.address, NO_UTF8)
+            broken = "gRPC broke (UnicodeDecodeError) and is started again"
+            await eventually(lambda: caplog.messages.count(broken) == times)  # noqa: B023 - awaited at once
+            await eventually(partial(_lists_models, box))
+            writer.close()
+        gate.set()
+        said = [choice.delta.content async for chunk in running for choice in chunk.choices]
+        assert "b" in said
+
+
+async def _lists_models(box) -> bool:
+    async with grpc.aio.insecure_channel(box.address) as channel:
+        ask = channel.unary_unary("/appliance.v1.Inference/ListModels", response_deserializer=pb.ModelList.FromString)
+        try:
+            return bool((await ask(b"", timeout=5)).data)
+        except grpc.aio.AioRpcError:
+            return False
