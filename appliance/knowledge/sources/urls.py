@@ -10,7 +10,7 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from appliance.egress import Egress, EgressError, egress_hosts, parsed
+from appliance.egress import Egress, EgressError, egress_hosts, host_of, parsed
 from appliance.knowledge.sources.source import Entry, Fetched, Listing, SourceError
 from appliance.storage.blobs import BlobWriter
 
@@ -46,6 +46,8 @@ class UrlSource:
         self._egress = Egress([*egress_hosts(urls), *hosts], loopback_http=True, max_bytes=max_bytes, timeout=_SECONDS)
         for url in self._urls:
             self._egress.check(url)
+        self._hosts = frozenset(hosts)
+        self._servers = frozenset(map(_server, self._urls))
 
     async def list(self) -> Listing:
         """See ``Source``: only a fetch tells whether a document has changed."""
@@ -76,7 +78,7 @@ class UrlSource:
         for _ in range(_MAX_REDIRECTS + 1):
             async with client.stream("GET", parsed(url), headers=dict(headers)) as response:
                 if response.status_code in _REDIRECTS and "location" in response.headers:
-                    url = _joined(url, response.headers["location"])
+                    url = self._led(_joined(url, response.headers["location"]))
                     continue
                 if response.status_code == 304:
                     return None
@@ -86,6 +88,19 @@ class UrlSource:
                     await writer.write(piece)
                 return _fetched(url, response)
         raise SourceError(f"leads on more than {_MAX_REDIRECTS} times; name the URL that it ends at")
+
+    def _led(self, url: str) -> str:
+        """Where a redirect leads. Plain HTTP is for this machine, where other ports are other people's services."""
+        self._egress.check(url)
+        server = _server(url)
+        if server[0] == "http" and server not in self._servers and server[1] not in self._hosts:
+            raise SourceError(f"leads on to another port of {server[1]}; name that URL, or the host under hosts")
+        return url
+
+
+def _server(url: str) -> tuple[str, str, int | None]:
+    parts = parsed(url)
+    return parts.scheme, host_of(parts), parts.port
 
 
 def _joined(url: str, location: str) -> str:

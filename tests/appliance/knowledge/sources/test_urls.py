@@ -149,6 +149,22 @@ async def test_D1_redirects_are_followed_only_to_hosts_that_may_be_called(web, k
     assert (report.failures, set(await kit.texts())) == ({}, {"there.html"})
 
 
+async def test_D1_a_redirect_reaches_no_other_service_of_this_machine(web, kit) -> None:
+    with Web() as other:
+        thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            url = web.leads("/there", other.page("/metrics", page("zebrafinch")))
+            await kit.use(source(url))
+            assert "leads on to another port of 127.0.0.1" in (await kit.sync()).failures[url]
+            assert other.asked == []
+            await kit.use(source(url, hosts=("127.0.0.1",)))
+            assert (await kit.sync()).failures == {}
+        finally:
+            other.shutdown()
+            thread.join(10)
+
+
 @pytest.mark.parametrize("url", ["http://example.org/a", "https://user:secret@example.org/a", "ftp://example.org/a"])
 async def test_D1_a_url_that_may_not_be_called_is_told_before_anything_is_fetched(web, kit, url) -> None:
     await kit.use(source(web.page("/one", page("zebrafinch")), url))
