@@ -41,7 +41,14 @@ def half_hash(name: str, text: str = ACCESS) -> str:
 def signed(algorithm: str = "RS256", header: dict[str, Any] | None = None, key: Any = None, **changes: Any) -> str:
     """A good ID token but for the changes; ``None`` leaves a claim or header out."""
     now = int(time.time())
-    good = {"iss": ISSUER, "sub": "alice", "aud": CLIENT, "iat": now, "exp": now + 60, "nonce": NONCE}
+    good = {
+        "iss": ISSUER,
+        "sub": "alice",
+        "aud": CLIENT,
+        "iat": now,
+        "exp": now + 7200,
+        "nonce": NONCE,
+    }  # parameters are made when tests are collected
     claims = {name: value for name, value in (good | changes).items() if value is not None}
     key = key or KEYS[algorithm]
     wanted = {"alg": algorithm, "typ": "JWT", "kid": key.kid} | (header or {})

@@ -9,7 +9,7 @@ from appliance.plugin import Principal, Unauthenticated
 from appliance_auth.oauth.profiles import PROFILES
 
 NOW = int(time.time())
-TIMES = {"iat": NOW, "exp": NOW + 300}
+TIMES = {"iat": NOW, "exp": NOW + 7200}
 US = "https://api.example.org"
 CLIENT = "0oa1client"
 
