@@ -10,7 +10,7 @@ import msgspec
 from litestar import Response
 from msgspec import UNSET, UnsetType
 
-from appliance.config import check_chunking
+from appliance.config_checks import check_chunking
 from appliance.errors import BadRequest, ConfigError, Conflict, RetrievalUnavailable
 from appliance.http.disconnect import ClientWatch
 from appliance.http.objects import (
