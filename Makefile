@@ -78,7 +78,7 @@ test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(VENV)/.s3 $(NPM) ## Run ever
 	$(call pytest,not model and not slow,--numprocesses 2 --dist loadfile)
 	$(call pytest,model or slow)
 
-test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run the tests that need no model, within three minutes
+test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run the tests that need no model: some nine minutes on two cores
 	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
 
 fuzz: $(VENV)/.test ## Send CASES requests made from the OpenAPI document; SEED repeats a run

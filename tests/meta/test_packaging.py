@@ -78,6 +78,7 @@ json.dump(problems, sys.stdout)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(320)
 def test_every_module_imports_alone_without_warnings_and_without_anything_heavy():
     names = [
