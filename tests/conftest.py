@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -72,6 +73,12 @@ def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     shutil.copy(ROOT / "appliance.yaml", folder)
     with Served(folder / "appliance.yaml") as served:
         yield served
+
+
+@pytest.fixture(autouse=True)
+def plain_logging() -> None:
+    """What a library makes of the root logger when it is imported, as somebody's basicConfig, is no test's business."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 _SQLALCHEMYS = "AsyncAdapt_aiosqlite_connection._terminate_graceful_close"
