@@ -1,3 +1,4 @@
+import contextvars
 import logging
 
 from appliance.plugin import ORIGIN, Call, CallRecord, ChatRequest, Message, Origin, Principal, Usage
@@ -14,9 +15,12 @@ def finished(**fields) -> CallRecord:
 
 
 def test_a_finished_call_is_one_line_without_content(caplog):
-    ORIGIN.set(Origin("req_1", "10.1.2.3"))
-    with caplog.at_level(logging.INFO, "appliance.access"):
+    def finish() -> None:
+        ORIGIN.set(Origin("req_1", "10.1.2.3"))
         access_log.appliance_on_call_finished(finished(first_token=10.1, queued=0.02))
+
+    with caplog.at_level(logging.INFO, "appliance.access"):
+        contextvars.copy_context().run(finish)
     (line,) = caplog.messages
     assert line == (
         "id=req_1 address=10.1.2.3 principal=key:a operation=chat model=m stream=false status=200 outcome=success "
