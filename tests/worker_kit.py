@@ -1,6 +1,8 @@
 """What tests need to run the real worker process with test plugins."""
 
-from contextlib import asynccontextmanager
+import os
+import signal
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -35,13 +37,8 @@ def write_config(folder: Path, **changes: object) -> Path:
 
 
 @asynccontextmanager
-async def worker(folder: Path, monkeypatch, **changes: object):
-    """A stack whose knowledge runs in a worker process."""
-    plugins = install_plugin(
-        folder / "site", "scripted_embedder", "appliance.testing.scripted_embedder:scripted_embedder"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(plugins))
-    path = write_config(folder, **changes)
+async def in_worker(folder: Path, path: Path):
+    """A stack whose knowledge runs in a worker process, by the configuration at ``path``."""
     made = Stack(folder, ScriptedEmbedder(), "memory")
     made.knowledge = RemoteKnowledge(AppContext(config=load(path), database=made.database), path)
     try:
@@ -49,3 +46,27 @@ async def worker(folder: Path, monkeypatch, **changes: object):
         yield made
     finally:
         await made.stop()
+
+
+@asynccontextmanager
+async def worker(folder: Path, monkeypatch, **changes: object):
+    """The same, by the configuration above with changes."""
+    plugins = install_plugin(
+        folder / "site", "scripted_embedder", "appliance.testing.scripted_embedder:scripted_embedder"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(plugins))
+    path = write_config(folder, **changes)
+    async with in_worker(folder, path) as made:
+        yield made
+
+
+def kill_worker(folder: Path) -> bool:
+    """Kill -9 the worker of this data folder, by its own number; whether there was one."""
+    uds = str(folder / "data" / "run" / "worker.sock").encode()
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if b"appliance.knowledge.worker" in words and uds in words and b"--fd" not in words:
+                os.kill(int(entry.name), signal.SIGKILL)
+                return True
+    return False

@@ -110,12 +110,7 @@ def list_(query: AuditQuery, limit: int, config_path: Path, as_json: bool) -> No
 
     A line has number, time, outcome, action, caller, tenant, object, address and details; - is none.
     """
-    found = asyncio.run(_newest(config_path, query, limit))
-    if as_json:
-        print_json(found)
-        return
-    for record in found:
-        click.echo(_line(record))
+    _show_newest(config_path, query, limit, as_json=as_json)
 
 
 @audit.command(
@@ -171,12 +166,7 @@ def retrievals(  # noqa: PLR0917 - click's options
     from appliance.storage.audit import AuditQuery
 
     query = AuditQuery(user=user, file=file_id, since=since, until=until, outcome="success", shows_documents=True)
-    found = asyncio.run(_newest(config_path, query, limit))
-    if as_json:
-        print_json(found)
-        return
-    for record in found:
-        click.echo(_line(record))
+    _show_newest(config_path, query, limit, as_json=as_json)
 
 
 @audit.command(epilog=examples("appliance audit verify", "appliance audit verify --anchor 120:9f86d081..."))
@@ -241,6 +231,15 @@ async def _session(config_path: Path, *, write: bool = False) -> AsyncIterator[A
     url = load(config_path).database_url
     async with Database(url) as database, database.session(write=write) as session:
         yield session
+
+
+def _show_newest(config_path: Path, query: AuditQuery, limit: int, *, as_json: bool) -> None:
+    found = asyncio.run(_newest(config_path, query, limit))
+    if as_json:
+        print_json(found)
+        return
+    for record in found:
+        click.echo(_line(record))
 
 
 async def _newest(config_path: Path, query: AuditQuery, limit: int) -> list[AuditRecord]:

@@ -63,6 +63,15 @@ class MediaRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         return 0
 
 
+class PictureRequest(MediaRequest, kw_only=True):
+    """What makes pictures: one, unless ``n`` says more."""
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures are made."""
+        return getattr(self, "n", None) or 1
+
+
 def _attached(value: object) -> list[Attachment]:
     """The files in a field."""
     if isinstance(value, Attachment):
@@ -118,7 +127,7 @@ class SpeechRequest(MediaRequest, kw_only=True):
     stream_format: Literal["sse", "audio"] | None = None
 
 
-class ImageRequest(MediaRequest, kw_only=True):
+class ImageRequest(PictureRequest, kw_only=True):
     """``POST /v1/images/generations``: pictures of what a text says. The model may be left out where one draws."""
 
     prompt: _Text
@@ -137,13 +146,8 @@ class ImageRequest(MediaRequest, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
 
-    @property
-    def pictures(self) -> int:
-        """How many pictures are made."""
-        return self.n or 1
 
-
-class ImageEditRequest(MediaRequest, kw_only=True):
+class ImageEditRequest(PictureRequest, kw_only=True):
     """``POST /v1/images/edits``: pictures made of others, as a text says."""
 
     prompt: _Text
@@ -166,13 +170,8 @@ class ImageEditRequest(MediaRequest, kw_only=True):
     user: str | UnsetType = UNSET
     safety_identifier: str | UnsetType = UNSET
 
-    @property
-    def pictures(self) -> int:
-        """How many pictures are made."""
-        return self.n or 1
 
-
-class ImageVariationRequest(MediaRequest, kw_only=True):
+class ImageVariationRequest(PictureRequest, kw_only=True):
     """``POST /v1/images/variations``: pictures like another one."""
 
     image: Attachment
@@ -181,11 +180,6 @@ class ImageVariationRequest(MediaRequest, kw_only=True):
     size: _Short | UnsetType = UNSET
     response_format: Literal["url", "b64_json"] | UnsetType = UNSET
     user: str | UnsetType = UNSET
-
-    @property
-    def pictures(self) -> int:
-        """How many pictures are made."""
-        return self.n or 1
 
 
 def check(request: MediaRequest) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from appliance.plugin import AppContext, ConfigError, Conflict, NotFound, RetrievalUnavailable, StartError
 from appliance_retrieval.catalogue import Entry, Selection
+from appliance_retrieval.catalogued import CataloguedStore, catalogue_folder
 from appliance_retrieval.class_path import build_parts, filled, load, mentions
 from appliance_retrieval.index_check import check_index
 from appliance_retrieval.places import place_of
@@ -48,6 +49,35 @@ class Framework(Protocol):
 
     def clear(self, store: Any) -> None:
         """Remove what the store is kept in, where the class can."""
+
+
+class ClassOptions(Protocol):
+    """What the settings of each framework's plugin have in common."""
+
+    @property
+    def class_(self) -> str:
+        """Which class, as ``package.module.Class``."""
+        ...
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What it is made with."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Calls at once."""
+        ...
+
+    @property
+    def timeout(self) -> float:
+        """Seconds a call may take."""
+        ...
+
+    @property
+    def check_dimensions(self) -> int:
+        """Length of the vectors with which it is tried out."""
+        ...
 
 
 class ClassSettings(msgspec.Struct, frozen=True):
@@ -162,12 +192,21 @@ class ClassIndex:
             ) from error
 
 
-def make_index(framework: Framework, settings: ClassSettings, context: AppContext) -> ClassIndex:
-    """The index that the settings ask for, not started.
+def class_store(framework: Framework, options: ClassOptions, context: AppContext) -> CataloguedStore:
+    """The store that a plugin's settings ask for, not started.
 
     Raises:
         ConfigError: no class is named, or tenants are to be kept apart and nothing in the arguments does so.
     """
+    settings = ClassSettings(
+        path=options.class_,
+        arguments=options.arguments,
+        where=f"plugin.{framework.name}",
+        names=_names_of(context),
+        threads=options.threads,
+        timeout=options.timeout,
+        check_dimensions=options.check_dimensions,
+    )
     if not settings.path:
         raise ConfigError(f"{settings.where}.class: name the class of the vector store, as package.module.Class")
     if context.tenant is not None and not mentions(settings.arguments, "tenant"):
@@ -175,10 +214,10 @@ def make_index(framework: Framework, settings: ClassSettings, context: AppContex
             f"{settings.where}.arguments: retrieval.separate_tenants needs {{tenant}} in one of them, as in the name"
             " of a database or folder"
         )
-    return ClassIndex(framework, settings)
+    return CataloguedStore(ClassIndex(framework, settings), catalogue_folder(context, framework.name))
 
 
-def names_of(context: AppContext) -> dict[str, str]:
+def _names_of(context: AppContext) -> dict[str, str]:
     """What arguments may mention, whatever the collection."""
     tenant = "" if context.tenant is None else place_of(context.tenant)
     return {"data_dir": str(context.data_dir), "tenant": tenant}

@@ -27,8 +27,8 @@ from appliance.plugin import (
     hookimpl,
 )
 from appliance_retrieval.catalogue import Entry, Selection
-from appliance_retrieval.catalogued import CataloguedStore, catalogue_folder, floats
-from appliance_retrieval.class_index import ClassSettings, make_index, names_of
+from appliance_retrieval.catalogued import floats
+from appliance_retrieval.class_index import class_store
 from appliance_retrieval.class_path import call
 
 if TYPE_CHECKING:
@@ -70,17 +70,7 @@ def appliance_vector_stores(settings: LangChainSettings) -> Mapping[str, VectorS
 
 def make_store(settings: LangChainSettings, context: AppContext) -> VectorStore:
     """The store that the settings ask for, not started. Raises ConfigError."""
-    given = ClassSettings(
-        path=settings.class_,
-        arguments=settings.arguments,
-        where="plugin.langchain",
-        names=names_of(context),
-        threads=settings.threads,
-        timeout=settings.timeout,
-        check_dimensions=settings.check_dimensions,
-    )
-    index = make_index(LangChain(settings), given, context)
-    return CataloguedStore(index, catalogue_folder(context, "langchain"))
+    return class_store(LangChain(settings), settings, context)
 
 
 class HandedStore(NamedTuple):

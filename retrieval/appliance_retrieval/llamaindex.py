@@ -28,8 +28,8 @@ from appliance.plugin import (
     hookimpl,
 )
 from appliance_retrieval.catalogue import Entry, Selection
-from appliance_retrieval.catalogued import CataloguedStore, catalogue_folder, floats
-from appliance_retrieval.class_index import ClassSettings, make_index, names_of
+from appliance_retrieval.catalogued import floats
+from appliance_retrieval.class_index import class_store
 from appliance_retrieval.class_path import call
 
 
@@ -62,17 +62,7 @@ def appliance_vector_stores(settings: LlamaIndexSettings) -> Mapping[str, Vector
 
 def make_store(settings: LlamaIndexSettings, context: AppContext) -> VectorStore:
     """The store that the settings ask for, not started. Raises ConfigError."""
-    given = ClassSettings(
-        path=settings.class_,
-        arguments=settings.arguments,
-        where="plugin.llamaindex",
-        names=names_of(context),
-        threads=settings.threads,
-        timeout=settings.timeout,
-        check_dimensions=settings.check_dimensions,
-    )
-    index = make_index(LlamaIndex(settings.class_), given, context)
-    return CataloguedStore(index, catalogue_folder(context, "llamaindex"))
+    return class_store(LlamaIndex(settings.class_), settings, context)
 
 
 class LlamaIndex:

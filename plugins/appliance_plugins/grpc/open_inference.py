@@ -18,7 +18,7 @@ from appliance.plugin import AppContext, ApplianceError, BadRequest, NotFound
 from appliance_plugins.grpc import open_inference_pb2 as pb
 from appliance_plugins.grpc.calls import Context, Failed, Reader, abort, asked_by, events, failure, fetch
 from appliance_plugins.grpc.tensors import add_texts, add_vectors, inputs_of
-from appliance_plugins.grpc.translate import floats
+from appliance_plugins.grpc.translate import floats, serialized
 
 NAME = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 VERSION = "1"
@@ -145,7 +145,7 @@ class OpenInference:
 
 def _codec(name: str) -> tuple[Any, Any]:
     described = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name]
-    return getattr(pb, described.input_type.name).FromString, lambda message: message.SerializeToString()
+    return getattr(pb, described.input_type.name).FromString, serialized
 
 
 def _check_version(version: str) -> None:

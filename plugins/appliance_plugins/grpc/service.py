@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from appliance.plugin import ApplianceError, Front, NotFound
 from appliance_plugins.grpc import inference_pb2 as pb
 from appliance_plugins.grpc.calls import Context, Failed, Reader, abort, events, failure, fetch
-from appliance_plugins.grpc.translate import embeddings, from_json, to_json
+from appliance_plugins.grpc.translate import embeddings, from_json, serialized, to_json
 
 NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -56,7 +56,7 @@ def handlers(front: Front) -> dict[str, Any]:
 
 
 def _handler(rpc: Rpc, front: Front, reader: Reader) -> Any:
-    codec = rpc.takes.FromString, _serialize
+    codec = rpc.takes.FromString, serialized
 
     async def one(request: Message, context: Context) -> Message:
         try:
@@ -76,11 +76,6 @@ def _handler(rpc: Rpc, front: Front, reader: Reader) -> Any:
     if rpc.streamed:
         return grpc.unary_stream_rpc_method_handler(many, *codec)
     return grpc.unary_unary_rpc_method_handler(one, *codec)
-
-
-def _serialize(message: Message) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
 
 
 def _body(rpc: Rpc, request: Message) -> tuple[str, dict[str, Any]]:

@@ -59,6 +59,12 @@ def embeddings(answer: dict[str, Any]) -> pb.Embeddings:
     return made
 
 
+def serialized(message: Message) -> bytes:
+    """A message as it is sent."""
+    data: bytes = message.SerializeToString()
+    return data
+
+
 def floats(encoded: str) -> array[float]:
     """Little-endian float32 in base64."""
     values = array("f", base64.b64decode(encoded))

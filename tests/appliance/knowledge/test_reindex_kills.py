@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager, suppress
@@ -16,14 +15,10 @@ import pytest
 from eventually import until
 from knowledge_kit import Stack
 from reindex_kit import two_models
-from worker_kit import install_plugin, write_config
+from worker_kit import in_worker, install_plugin, kill_worker, write_config
 
-from appliance.config import load
-from appliance.context import AppContext
 from appliance.errors import Conflict, RetrievalUnavailable
-from appliance.knowledge.remote import RemoteKnowledge
 from appliance.knowledge.report import ReindexOrder, StoreStatus
-from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Access, Scope
 
 KILLS, SEED = int(os.environ.get("REINDEX_KILLS", "4")), int(os.environ.get("KILLS_SEED", "24"))
@@ -53,13 +48,8 @@ async def worker(folder: Path, monkeypatch, store: str):
         models=[{"name": name, "embedder": name} for name in ("old", "new")],
         retrieval={"vector_store": store, "embedder": "old"},
     )
-    made = Stack(folder, ScriptedEmbedder(), "memory")
-    made.knowledge = RemoteKnowledge(AppContext(config=load(path), database=made.database), path)
-    try:
-        await made.start()
+    async with in_worker(folder, path) as made:
         yield made
-    finally:
-        await made.stop()
 
 
 async def status(made: Stack, store: str) -> StoreStatus:
@@ -70,18 +60,6 @@ async def status(made: Stack, store: str) -> StoreStatus:
 async def switched(made: Stack, store: str) -> bool:
     found = await status(made, store)
     return found.reindex is not None and found.reindex.status == "kept"
-
-
-def kill_worker(folder: Path) -> bool:
-    """The worker of this data folder, by its own number."""
-    uds = str(folder / "data" / "run" / "worker.sock").encode()
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if b"appliance.knowledge.worker" in words and uds in words and b"--fd" not in words:
-                os.kill(int(entry.name), signal.SIGKILL)
-                return True
-    return False
 
 
 @pytest.mark.slow

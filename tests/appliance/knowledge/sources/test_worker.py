@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import pytest
 from commands import appliance
@@ -16,7 +13,7 @@ from eventually import until
 from knowledge_kit import Stack
 from served import Served
 from sources_kit import write
-from worker_kit import install_plugin, worker, write_config
+from worker_kit import install_plugin, kill_worker, worker, write_config
 
 from appliance.errors import RetrievalUnavailable
 from appliance.knowledge.report import SyncOrder
@@ -26,16 +23,6 @@ from appliance.types import Scope
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 DOCUMENTS = 24
 SOURCE = {"name": "docs", "store": "handbook", "folder": "docs", "every": 3600, "settle": 0}
-
-
-def kill_worker(folder: Path) -> None:
-    """The worker of this data folder, by its own number."""
-    uds = str(folder / "data" / "run" / "worker.sock").encode()
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if b"appliance.knowledge.worker" in words and uds in words and b"--fd" not in words:
-                os.kill(int(entry.name), signal.SIGKILL)
 
 
 async def documents(made: Stack) -> dict[str, str | None]:
