@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 from inline import Everything, Keys, provides
 from loopback import assert_openai_error, box
-from sqlalchemy import event
+from statements import noted
 
 from appliance.plugin import Principal
+from appliance.storage.database import Database
 from appliance.testing import Emit
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 
@@ -33,19 +34,14 @@ CALLERS = {
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, list[str]]]:
-    """A client of an app, and the statements that it runs."""
+async def served(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Database]]:
+    """A client of an app, and the app's database."""
     plugins = {
         "scripted_embedder": ScriptedEmbedder(),
         "keys": provides(authenticators=[Keys(CALLERS)], authorizers=[Everything()]),
     }
     async with box(folder, [Emit("fine")], CONFIG, **plugins) as b:
-        engine, statements = b.runtime.database._engine, []
-        assert engine is not None
-        event.listen(
-            engine.sync_engine, "before_cursor_execute", lambda _, __, statement, *___: statements.append(statement)
-        )
-        yield b.client, statements
+        yield b.client, b.runtime.database
 
 
 async def listed(client: httpx.AsyncClient, caller: str) -> list[str]:
@@ -92,7 +88,8 @@ async def test_one_model_is_there_as_it_is_in_the_list_and_to_chat_with(tmp_path
 
 
 async def test_the_list_looks_for_all_stores_at_once(tmp_path):
-    async with served(tmp_path) as (client, statements):
-        statements.clear()
-        await listed(client, "a")
+    async with served(tmp_path) as (client, database):
+        statements: list[str] = []
+        with noted(database, statements.append):
+            await listed(client, "a")
         assert len([each for each in statements if "vector_stores" in each]) == 1

@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 from eventually import eventually
 from inline import Everything, Keys, provides
-from sqlalchemy import event, select
+from sqlalchemy import select
+from statements import noted
 
-from appliance.audit import ORIGIN
 from appliance.http import openapi
 from appliance.http.routes import TABLE, Entry
 from appliance.plugin import Principal
@@ -274,15 +274,14 @@ CROSSINGS = list(crossings())
 @contextmanager
 def statements(world: World) -> Iterator[list[str]]:
     """The statements on rows of one tenant that requests run meanwhile."""
-    engine, seen = world.app.state.runtime.database._engine.sync_engine, []
+    seen: list[str] = []
 
-    def note(connection, cursor, statement, parameters, context, many) -> None:
-        if ORIGIN.get().request_id and "tenant = " in statement and "audit" not in statement:
+    def note(statement: str) -> None:
+        if "tenant = " in statement and "audit" not in statement:
             seen.append(statement)
 
-    event.listen(engine, "before_cursor_execute", note)
-    yield seen
-    event.remove(engine, "before_cursor_execute", note)
+    with noted(world.app.state.runtime.database, note):
+        yield seen
 
 
 async def everything_of(world: World, tenant: str) -> list[str]:
