@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np  # noqa: F401 - Hypothesis looks into it, so no thread of the app may be halfway through importing it
@@ -16,6 +17,7 @@ import schemathesis
 from every_route import every_route, model_for, name_of
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyStrategyDefinition
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation.stateful.state_machine import StepOutput
@@ -32,6 +34,9 @@ from appliance.http import openapi
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 WALKED = 100
 """A walk of some requests for so many of the other kind."""
+_WALKS = 20
+"""Walks by one seed. Hypothesis begins some of them like others and then wants the same answers; but what is there
+changes with each walk, and it gives up. Nothing is wrong with the app then, and the next seed goes on."""
 SEED = int(os.environ.get("FUZZ_SEED", "20261130"))
 CHECKS = [
     not_a_server_error,
@@ -97,6 +102,7 @@ def problems(case: Any, reply: Any) -> Iterator[str]:
 @pytest.mark.timeout(36_000)
 def test_G3_objects_are_made_asked_for_and_deleted_as_the_links_of_the_document_say(api):
     seen: dict[int, int] = {}
+    wrong: list[str] = []
     print(f"FUZZ_SEED={SEED}")
 
     class Walk(SCHEMA.as_state_machine()):
@@ -105,19 +111,23 @@ def test_G3_objects_are_made_asked_for_and_deleted_as_the_links_of_the_document_
         def step(self, input: Any) -> Any:  # noqa: A002 - its name in the class above
             aim(input.case)
             reply, found = answered(input.case, str(api.client.base_url), seen)
-            assert not found, "\n".join([input.case.as_curl_command(), *found])
+            if found:
+                wrong.append("\n".join([input.case.as_curl_command(), *found]))
             return StepOutput(reply, input.case)
 
-    walks = settings(
-        max_examples=CASES // WALKED + 1,
-        stateful_step_count=8,
-        database=None,
-        deadline=None,
-        phases=[Phase.explicit, Phase.generate, Phase.shrink],
-        suppress_health_check=QUIET,
-    )
-    seed(SEED)(Walk).run(settings=walks)
+    for number in range(CASES // WALKED // _WALKS + 1):
+        walks = settings(
+            max_examples=_WALKS,
+            stateful_step_count=8,
+            database=None,
+            deadline=None,
+            phases=[Phase.explicit, Phase.generate, Phase.shrink],
+            suppress_health_check=QUIET,
+        )
+        with suppress(FlakyStrategyDefinition):
+            seed(SEED + number)(Walk).run(settings=walks)
     print("walks", seen)
+    assert not wrong, "\n\n".join(wrong)
     assert api.client.get("/readyz").status_code == 200
 
 
