@@ -34,8 +34,8 @@ from appliance.http import openapi
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 WALKED = 100
 """A walk of some requests for so many of the other kind."""
-_WALKS = 20
-"""Walks by one seed. Hypothesis begins some of them like others and then wants the same answers; but what is there
+_WALKS = 100
+"""Walks by one seed, at most. Hypothesis begins some of them like others and then wants the same answers; but what is there
 changes with each walk, and it gives up. Nothing is wrong with the app then, and the next seed goes on."""
 SEED = int(os.environ.get("FUZZ_SEED", "20261130"))
 CHECKS = [
@@ -115,15 +115,16 @@ def test_G3_objects_are_made_asked_for_and_deleted_as_the_links_of_the_document_
                 wrong.append("\n".join([input.case.as_curl_command(), *found]))
             return StepOutput(reply, input.case)
 
-    for number in range(CASES // WALKED // _WALKS + 1):
-        walks = settings(
-            max_examples=_WALKS,
-            stateful_step_count=8,
-            database=None,
-            deadline=None,
-            phases=[Phase.explicit, Phase.generate, Phase.shrink],
-            suppress_health_check=QUIET,
-        )
+    wanted = CASES // WALKED + 1
+    walks = settings(
+        max_examples=min(wanted, _WALKS),
+        stateful_step_count=8,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+        suppress_health_check=QUIET,
+    )
+    for number in range(-(-wanted // _WALKS)):
         with suppress(FlakyStrategyDefinition):
             seed(SEED + number)(Walk).run(settings=walks)
     print("walks", seen)
