@@ -35,8 +35,8 @@ CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 WALKED = 100
 """A walk of some requests for so many of the other kind."""
 _WALKS = 100
-"""Walks by one seed, at most. Hypothesis begins some of them like others and then wants the same answers; but what is there
-changes with each walk, and it gives up. Nothing is wrong with the app then, and the next seed goes on."""
+"""Walks by one seed, at most. Hypothesis begins some of them like others and then wants the same answers; but what
+is there changes with each walk, and it gives up. Nothing is wrong with the app then, and the next seed goes on."""
 SEED = int(os.environ.get("FUZZ_SEED", "20261130"))
 CHECKS = [
     not_a_server_error,
