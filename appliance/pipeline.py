@@ -34,7 +34,8 @@ from appliance.errors import (
     Unauthenticated,
 )
 from appliance.filtering import Filters
-from appliance.knowledge.augment import Retriever, file_search_tools
+from appliance.knowledge.augment import Retriever
+from appliance.knowledge.file_search import file_search_tools
 from appliance.media.transcripts import check_filterable, filtered, is_transcript
 from appliance.media.watching import watched
 from appliance.models.inputs import check_inputs

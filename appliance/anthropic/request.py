@@ -27,8 +27,11 @@ from appliance.wire import (
 
 MAX_BLOCKS = 2048
 OWN_NAMES = {
+    "messages": "messages",
     "response_format": "output_config.format",
     "max_completion_tokens": "max_tokens",
+    "user": "metadata.user_id",
+    "parallel_tool_calls": "tool_choice",
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
 }
@@ -202,7 +205,10 @@ def _tool_use(block: Mapping[str, Any], where: str) -> ToolCall:
 def _tool_result(block: Mapping[str, Any], where: str) -> Message:
     content = block.get("content")
     text = "" if content is None else _text(content, f"{where}.content")
-    return Message(role="tool", tool_call_id=_field(block, "tool_use_id", where), content=text)
+    call_id = _field(block, "tool_use_id", where)
+    if not call_id:
+        raise BadRequest(f"{where}.tool_use_id must not be empty", param=f"{where}.tool_use_id")
+    return Message(role="tool", tool_call_id=call_id, content=text)
 
 
 def _text(content: object, where: str) -> str:

@@ -58,18 +58,21 @@ class MessagesRoute(Route):
         model = runtime.models.resolve_chat(request.model, scope["user"])
         chat = chat_of(request)
         check_parts(model.name, model.inputs, parts_of(request))
-        with validate.in_words_of(OWN_NAMES):
+        with validate.in_words_of(MessagesRequest, OWN_NAMES):
             validate.check_chat(chat, runtime.config.limits)
-        call = Call(
-            id=scope["state"]["request_id"],
-            operation="chat",
-            model=request.model,
-            request=chat,
-            principal=scope["user"],
-            stream=bool(request.stream),
-            headers=scope["state"]["headers"],
-        )
-        builder = MessageBuilder(request.model)
+            call = Call(
+                id=scope["state"]["request_id"],
+                operation="chat",
+                model=request.model,
+                request=chat,
+                principal=scope["user"],
+                stream=bool(request.stream),
+                headers=scope["state"]["headers"],
+            )
+            await self._answer(call, runtime, reply)
+
+    async def _answer(self, call: Call, runtime: Runtime, reply: Reply) -> None:
+        builder = MessageBuilder(call.model)
         async with runtime.pipeline.answer(call, self.path) as answer:
             reply.add_headers(answer.headers)
             if call.stream:
@@ -107,4 +110,4 @@ class CountTokensRoute(CountRoute):
 
 
 MESSAGES_ROUTE = MessagesRoute()
-COUNT_TOKENS_ROUTE = CountTokensRoute("/v1/messages/count_tokens", MessagesRequest)
+COUNT_TOKENS_ROUTE = CountTokensRoute("/v1/messages/count_tokens", MessagesRequest, OWN_NAMES)

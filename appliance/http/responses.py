@@ -22,7 +22,7 @@ from appliance.responses.events import encoded, follow
 from appliance.responses.items import read_input
 from appliance.responses.output import Json
 from appliance.responses.replay import replay
-from appliance.responses.request import ResponsesRequest, chat_of
+from appliance.responses.request import OWN_NAMES, ResponsesRequest, chat_of
 from appliance.responses.service import PATH, Prepared, Responses, unheard
 from appliance.storage import response_events, responses
 from appliance.storage.tables.responses import StoredResponse
@@ -238,4 +238,4 @@ class InputTokensRoute(CountRoute):
 
 
 RESPONSES_ROUTE = ResponsesRoute()
-INPUT_TOKENS_ROUTE = InputTokensRoute("/v1/responses/input_tokens", ResponsesRequest)
+INPUT_TOKENS_ROUTE = InputTokensRoute("/v1/responses/input_tokens", ResponsesRequest, OWN_NAMES)

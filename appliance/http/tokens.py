@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,9 +74,14 @@ class _Tokenize(TokenRoute):
 class CountRoute(TokenRoute):
     """Routes that tell how many tokens a request of another API would have as its prompt."""
 
+    def __init__(self, path: str, type_: type[msgspec.Struct], names: Mapping[str, str]) -> None:
+        super().__init__(path, type_)
+        self._type, self._names = type_, names
+
     async def ask(self, model: Model, tokenizer: Tokenizer, request: TokenizeRequest) -> object:
         """The count alone."""
-        return self.shown((await tokenizer.tokenize(request)).count)
+        with validate.in_words_of(self._type, self._names):
+            return self.shown((await tokenizer.tokenize(request)).count)
 
     @abstractmethod
     def shown(self, count: int) -> dict[str, Any]:
@@ -83,7 +89,8 @@ class CountRoute(TokenRoute):
 
 
 def counting(chat: ChatRequest) -> TokenizeRequest:
-    """The question how many tokens a chat's prompt has."""
+    """The question how many tokens a chat's prompt has. Raises BadRequest."""
+    validate.narrow_tools(chat)
     tools = [tool for tool in chat.tools or [] if tool.get("type") == "function"]
     return TokenizeRequest(model=chat.model, messages=chat.messages, tools=tools or None)
 

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from appliance.config import LimitsConfig
-from appliance.errors import BadRequest
+from appliance.errors import BadRequest, RequestError
 from appliance.http.constraints import check_constraints
+from appliance.knowledge.file_search import read_file_search
 from appliance.wire import (
     ChatRequest,
     CompletionRequest,
@@ -54,16 +57,23 @@ def cap_tokens(request: ChatRequest | CompletionRequest | EmbeddingRequest, limi
 
 
 @contextmanager
-def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors about a chat in the words of the API that it came by: its own fields by those of the chat."""
+def in_words_of(type_: type[msgspec.Struct], names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a chat in the words of the API that it came by, whose body is a ``type_``.
+
+    ``names`` has its own fields by those of the chat; these are named whole, as what is in them lies elsewhere. A field
+    that neither knows, as an engine may name one, is not named.
+    """
     try:
         yield
-    except BadRequest as error:
+    except RequestError as error:
         param = error.param or ""
-        own = names.get(param.partition(".")[0].partition("[")[0])
-        if own is None:
-            raise
-        raise BadRequest(str(error).replace(param, own, 1), param=own, code=error.code) from None
+        field = re.split(r"[.\[]", param, maxsplit=1)[0]
+        if field in names:
+            error.param = names[field]
+            error.args = (str(error).replace(param, names[field], 1),)
+        elif field not in type_.__struct_fields__:
+            error.param = None
+        raise
 
 
 def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
@@ -73,8 +83,7 @@ def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
         raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     _check_sampling(request, limits)
     _check_tokens(request.max_completion_tokens, "max_completion_tokens", limits)
-    if isinstance(request.tool_choice, dict) and request.tool_choice.get("type") == "allowed_tools":
-        _narrow_tools(request, request.tool_choice.get("allowed_tools"))
+    narrow_tools(request)
 
 
 def check_tokenize(request: TokenizeRequest, limits: LimitsConfig) -> None:
@@ -139,12 +148,21 @@ def _check_tool(tool: dict[str, Any], where: str) -> None:
     if kind not in ("function", "file_search"):
         raise BadRequest(f"{where}.type must be function or file_search", param=f"{where}.type")
     function = tool.get("function")
-    if kind == "function" and not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+    if kind == "file_search":
+        read_file_search(tool, where)
+    elif not (isinstance(function, dict) and isinstance(function.get("name"), str)):
         raise BadRequest(f"{where}.function needs a name", param=f"{where}.function")
 
 
-def _narrow_tools(request: ChatRequest, allowed: Any) -> None:
-    """Engines know tools and modes only."""
+def narrow_tools(request: ChatRequest) -> None:
+    """Make of a choice of ``allowed_tools`` the tools that it leaves: engines know tools and modes only.
+
+    Raises:
+        BadRequest: it is no whole choice.
+    """
+    if not isinstance(request.tool_choice, dict) or request.tool_choice.get("type") != "allowed_tools":
+        return
+    allowed = request.tool_choice.get("allowed_tools")
     wanted, mode = (allowed.get("tools"), allowed.get("mode", "auto")) if isinstance(allowed, dict) else (None, None)
     if not isinstance(wanted, list) or mode not in ("auto", "required"):
         raise BadRequest(

@@ -15,12 +15,13 @@ from appliance.config import RetrievalConfig
 from appliance.errors import BadRequest, NotFound
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.budget import ContextBudget, reading_order, whole, within_characters
+from appliance.knowledge.file_search import file_search_tools, is_file_search, read_file_search
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.framing import framed
 from appliance.knowledge.ranking import parse_ranking
 from appliance.protocols import Tokenizer
 from appliance.types import Call, Findings, Passage, Principal, Scope, Search
-from appliance.wire import ChatRequest, FileSearch, Message, invalid_field, message_text, question_of
+from appliance.wire import ChatRequest, FileSearch, Message, message_text, question_of
 
 if TYPE_CHECKING:
     from appliance.knowledge.stores import StoreDirectory
@@ -96,7 +97,7 @@ class Retriever:
             return await self._stores.resolve(scope_of(call.principal), search.store_ids)
         except NotFound as error:
             if file_search_tools(call.request):
-                raise
+                raise NotFound(str(error), param="tools") from None
             told = f"model {call.model} answers from vector stores that your tenant does not have: {error}"
             raise NotFound(told, param="model") from None
 
@@ -117,22 +118,13 @@ class Retriever:
 
     def _request_with(self, call: Call, passages: Sequence[Passage]) -> ChatRequest:
         request: ChatRequest = call.request
-        tools = [tool for tool in request.tools or [] if not _is_search(tool)]
+        tools = [tool for tool in request.tools or [] if not is_file_search(tool)]
         return msgspec.structs.replace(
             request,
             messages=_with_sources(request.messages, framed([whole(passage) for passage in passages])),
             tools=tools or None,
             tool_choice=_tool_choice(request.tool_choice, tools),
         )
-
-
-def file_search_tools(request: object) -> list[dict[str, Any]]:
-    """The ``file_search`` tools of a request; only chats have any."""
-    return [tool for tool in request.tools or [] if _is_search(tool)] if isinstance(request, ChatRequest) else []
-
-
-def _is_search(tool: dict[str, Any]) -> bool:
-    return tool.get("type") == "file_search"
 
 
 def scope_of(principal: Principal) -> Scope:
@@ -146,16 +138,7 @@ def _read_tool(tools: list[dict[str, Any]]) -> FileSearch:
         return FileSearch()
     if len(tools) > 1:
         raise BadRequest("give one file_search tool, with all stores in its vector_store_ids", param="tools")
-    try:
-        search = msgspec.convert(tools[0], FileSearch)
-    except msgspec.ValidationError as error:
-        found = invalid_field(error)
-        raise BadRequest(
-            f"tools: file_search: {found}", param=f"tools.{found.param}" if found.param else "tools"
-        ) from None
-    if not search.vector_store_ids:
-        raise BadRequest("the file_search tool needs vector_store_ids", param="tools.vector_store_ids")
-    return search
+    return read_file_search(tools[0], "tools")
 
 
 def _with_sources(messages: list[Message], sources: str) -> list[Message]:

@@ -88,6 +88,8 @@ def _check_call(raw: Mapping[str, Any], where: str) -> None:
 
 def _check_call_output(raw: Mapping[str, Any], where: str) -> None:
     _text(raw, "call_id", where)
+    if not raw["call_id"]:
+        raise BadRequest(f"{where}.call_id must not be empty", param=f"{where}.call_id")
     if not isinstance(raw.get("output"), str | list):
         raise BadRequest(f"{where}.output must be a text or a list of parts", param=f"{where}.output")
 

@@ -5,7 +5,7 @@ Input items become messages, tools and output formats take their chat form. What
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -103,7 +103,9 @@ OWN_NAMES = {
     "messages": "input",
     "response_format": "text.format",
     "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
 }
 """The fields here by those of a chat that they become, where they have another name."""
 
@@ -159,25 +161,7 @@ def chat_tools(
     tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
     """Tools and ``tool_choice`` in the form of a chat. Raises BadRequest."""
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        tools, choice = _allowed(tools, choice)
-    found = [_chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-    return found, _chat_choice(choice)
-
-
-def _allowed(tools: Sequence[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
-    """``allowed_tools`` narrows the tools and says whether one must be called."""
-    wanted, mode = choice.get("tools"), choice.get("mode", "auto")
-    if not isinstance(wanted, list) or mode not in ("auto", "required"):
-        raise BadRequest("tool_choice: allowed_tools needs tools and mode auto or required", param="tool_choice")
-    allowed = {_identity(item) for item in wanted if isinstance(item, dict)}
-    return [tool for tool in tools if _identity(tool) in allowed], mode
-
-
-def _identity(tool: dict[str, Any]) -> tuple[str | None, str | None]:
-    """By what a tool is named; what is no text names nothing."""
-    kind, name = tool.get("type"), tool.get("name")
-    return kind if isinstance(kind, str) else None, name if isinstance(name, str) else None
+    return [_chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)], _chat_choice(choice)
 
 
 def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
@@ -201,10 +185,25 @@ def _chat_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
         return {"type": "function", "function": {"name": choice["name"]}}
     if isinstance(choice, dict) and choice.get("type") == "file_search":
         return {"type": "file_search"}
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return _allowed(choice)
     raise BadRequest(
         "tool_choice must be auto, none, required, or name a function, file_search or allowed_tools",
         param="tool_choice",
     )
+
+
+def _allowed(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """``allowed_tools``, which ``http.validate`` heeds."""
+    wanted, mode = choice.get("tools"), choice.get("mode", "auto")
+    if not isinstance(wanted, list) or mode not in ("auto", "required"):
+        raise BadRequest("tool_choice: allowed_tools needs tools and mode auto or required", param="tool_choice")
+    named = [
+        {"type": tool.get("type"), "function": {"name": tool["name"]}} if "name" in tool else tool
+        for tool in wanted
+        if isinstance(tool, dict)
+    ]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
 
 
 def response_format(text: TextConfig | None) -> dict[str, Any] | None:

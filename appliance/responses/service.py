@@ -114,7 +114,7 @@ class Responses:
                 param="input",
             )
         chat = chat_of(request, items)
-        with validate.in_words_of(OWN_NAMES):
+        with validate.in_words_of(ResponsesRequest, OWN_NAMES):
             validate.check_chat(chat, self.limits)
         return self._capped(chat)
 
@@ -171,6 +171,20 @@ class Responses:
             RequestError: before the first event or in between; then nothing was kept.
         """
         builder = prepared.builder
+        with validate.in_words_of(ResponsesRequest, OWN_NAMES):
+            await self._answer(prepared, call, send, add_headers)
+        number, ending = builder.number, list(builder.finish())
+        try:
+            await (keep or self._keep)(prepared, ending)
+        except BaseException:
+            builder.number = number  # nobody gets to see that ending, and numbers leave no gap
+            raise
+        await send(ending)
+
+    async def _answer(
+        self, prepared: Prepared, call: Call, send: Send, add_headers: Callable[[Mapping[str, str]], None] | None
+    ) -> None:
+        builder = prepared.builder
         complete = None if prepared.extent is None else partial(self._complete, prepared)
         async with self.pipeline.answer(call, PATH, complete) as answer:
             if add_headers is not None:
@@ -179,13 +193,6 @@ class Responses:
             await send(builder.begin(answer.call.passages, query, scores=answer.scores))
             async for chunk in answer:
                 await send(builder.feed(chunk.body))
-        number, ending = builder.number, list(builder.finish())
-        try:
-            await (keep or self._keep)(prepared, ending)
-        except BaseException:
-            builder.number = number  # nobody gets to see that ending, and numbers leave no gap
-            raise
-        await send(ending)
 
     def call(
         self, prepared: Prepared, request_id: str, headers: Mapping[str, str], *, background: bool = False

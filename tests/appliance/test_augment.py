@@ -94,7 +94,7 @@ async def test_whoever_named_no_store_is_told_that_the_model_s_is_not_there(read
         of_model = assert_openai_error(await b.chat(model="docs"), 404, "model")
         assert "model docs" in of_model["message"]
         assert "'manual'" in of_model["message"]
-        assert_openai_error(await b.chat(model="docs", tools=[SEARCH_TOOL]), 404, "vector_store_ids")
+        assert_openai_error(await b.chat(model="docs", tools=[SEARCH_TOOL]), 404, "tools")
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "file_search"}, None])
@@ -164,15 +164,15 @@ async def test_without_retrieval_the_search_tool_is_refused_with_the_fix(box):
 
 
 BAD_TOOLS = [
-    ({"type": "file_search"}, "tools.vector_store_ids"),
-    ({"type": "file_search", "vector_store_ids": []}, "tools.vector_store_ids"),
-    (SEARCH_TOOL | {"vector_store_ids": "vs_1"}, "tools.vector_store_ids"),
-    (SEARCH_TOOL | {"vector_store_ids": [5]}, "tools.vector_store_ids[0]"),
-    (SEARCH_TOOL | {"max_num_results": 0}, "tools.max_num_results"),
-    (SEARCH_TOOL | {"max_num_results": 51}, "tools.max_num_results"),
-    (SEARCH_TOOL | {"filters": "x"}, "tools.filters"),
-    (SEARCH_TOOL | {"filters": {"type": "nosuch"}}, None),
-    (SEARCH_TOOL | {"ranking_options": {"score_threshold": "high"}}, None),
+    ({"type": "file_search"}, "tools[0].vector_store_ids"),
+    ({"type": "file_search", "vector_store_ids": []}, "tools[0].vector_store_ids"),
+    (SEARCH_TOOL | {"vector_store_ids": "vs_1"}, "tools[0].vector_store_ids"),
+    (SEARCH_TOOL | {"vector_store_ids": [5]}, "tools[0].vector_store_ids[0]"),
+    (SEARCH_TOOL | {"max_num_results": 0}, "tools[0].max_num_results"),
+    (SEARCH_TOOL | {"max_num_results": 51}, "tools[0].max_num_results"),
+    (SEARCH_TOOL | {"filters": "x"}, "tools[0].filters"),
+    (SEARCH_TOOL | {"filters": {"type": "nosuch"}}, "tools[0].filters"),
+    (SEARCH_TOOL | {"ranking_options": {"score_threshold": "high"}}, "tools[0].ranking_options.score_threshold"),
 ]
 
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from appliance.errors import BadRequest
+from appliance.http.validate import narrow_tools
 from appliance.responses.items import read_input
 from appliance.responses.request import ResponsesRequest, chat_of, check
 
@@ -19,7 +20,9 @@ def request(**fields) -> ResponsesRequest:
 
 def chat(**fields) -> dict:
     asked = request(**fields)
-    return msgspec.to_builtins(chat_of(asked, read_input(asked.input)))
+    found = chat_of(asked, read_input(asked.input))
+    narrow_tools(found)
+    return msgspec.to_builtins(found)
 
 
 def test_instructions_come_first() -> None:
@@ -91,8 +94,8 @@ def test_what_cannot_be_done_is_refused_by_name(fields, param) -> None:
 
 def test_R14_allowed_tools_whose_names_are_no_texts_are_refused_and_not_compared() -> None:
     odd = {"type": "allowed_tools", "tools": [{"type": []}, {"name": {}}, 5, {"type": "function", "name": "f"}]}
-    chat = chat_of(request(tools=[{"type": "function", "name": "f"}], tool_choice=odd), read_input("hi"))
-    assert [tool["function"]["name"] for tool in chat.tools] == ["f"]
+    found = chat(tools=[{"type": "function", "name": "f"}], tool_choice=odd)
+    assert [tool["function"]["name"] for tool in found["tools"]] == ["f"]
     for tool in ({"type": [], "name": {}}, {"type": "function", "name": [1]}):
         with pytest.raises(BadRequest):
             chat_of(request(tools=[tool], tool_choice={**odd, "tools": [tool]}), read_input("hi"))
