@@ -110,11 +110,12 @@ def test_a_data_folder_that_cannot_be_made_is_one_line(tmp_path):
     assert_one_line(appliance("serve", cwd=tmp_path), "data_dir:", "cannot be used", "choose another folder")
 
 
-def test_other_machines_are_not_served_without_authentication(tmp_path):
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "ai.example"])
+def test_A20_other_machines_are_not_served_without_authentication(tmp_path, host):
     write_config(tmp_path)
-    result = appliance("serve", "--host", "0.0.0.0", cwd=tmp_path)
+    result = appliance("serve", "--host", host, cwd=tmp_path)
     assert result.returncode == 1
-    assert "server.host: 0.0.0.0 is open to other machines" in result.stderr
+    assert f"server.host: {host} is open to other machines" in result.stderr
     assert "keys create" in result.stderr
     assert "Traceback" not in result.stderr
 

@@ -140,7 +140,7 @@ async def test_the_caller_and_its_address_are_in_the_audit_log(tmp_path) -> None
         await eventually(told)
 
 
-async def test_an_open_address_without_credentials_does_not_start(tmp_path) -> None:
+async def test_A20_an_open_address_without_credentials_does_not_start(tmp_path) -> None:
     config = {"models": [], "plugins": ["grpc"], "plugin": {"grpc": {"host": "0.0.0.0", "port": 0}}}
     with pytest.raises(ConfigError, match=r"plugin\.grpc\.host"):
         await make_app(config, folder=tmp_path).state.runtime.start()
