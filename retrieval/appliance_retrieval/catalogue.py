@@ -43,12 +43,11 @@ from appliance.plugin import (
     StoredChunk,
     matches,
 )
-from appliance_retrieval.terms import query_terms, search_terms
+from appliance_retrieval.terms import BM25_B, BM25_K1, query_terms, search_terms
 
 MAX_LABELS = 10_000
 """Labels that one query may ask an index for: what Pinecone takes in a list, and some 400 KB."""
 _QUERY_TERMS = 500
-_K1, _B = 1.5, 0.75
 _PAGE = 4096
 _KEYS = uuid.UUID("8f0f3a0e-5c1f-4b58-9d0b-6f3f7d7f2f6d")
 _SCHEMA = """
@@ -310,8 +309,8 @@ class Catalogue:
         terms = list(dict.fromkeys(query_terms(query)))[:_QUERY_TERMS]
         statement = f"""
             SELECT score, {_CHUNK} FROM chunks JOIN contents USING (number) JOIN (
-                SELECT number, sum(weight.value * times * {_K1 + 1}
-                    / (times + {_K1} * ({1 - _B} + {_B} * words / :mean))) AS score
+                SELECT number, sum(weight.value * times * {BM25_K1 + 1}
+                    / (times + {BM25_K1} * ({1 - BM25_B} + {BM25_B} * words / :mean))) AS score
                 FROM json_each(:weights) AS weight
                 CROSS JOIN postings ON term = weight.key CROSS JOIN chunks USING (number)
                 WHERE {_WITHIN} GROUP BY number ORDER BY score DESC, chunks.id LIMIT :limit) USING (number)

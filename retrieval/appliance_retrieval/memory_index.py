@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from appliance.plugin import Filter, Hit, Scope, StoredChunk, matches
+from appliance_retrieval.best import best_rows
+from appliance_retrieval.terms import BM25_B, BM25_K1
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_K1, _B = 1.5, 0.75
 _SCOPES = 64
 """Callers whose rights are remembered."""
 
@@ -49,21 +50,18 @@ class MemoryIndex:
         if not self._chunks:
             return []
         scores, total = np.zeros(len(self._chunks)), len(self._chunks)
-        penalty = _K1 * (1 - _B + _B * self._lengths / (self._lengths.mean() or 1.0))
+        penalty = BM25_K1 * (1 - BM25_B + BM25_B * self._lengths / (self._lengths.mean() or 1.0))
         for term, repeats in Counter(terms).items():
             if (posting := self._postings.get(term)) is not None:
                 rows, counts = posting
                 rarity = math.log((total - len(rows) + 0.5) / (len(rows) + 0.5) + 1)
-                scores[rows] += repeats * rarity * counts * (_K1 + 1) / (counts + penalty[rows])
+                scores[rows] += repeats * rarity * counts * (BM25_K1 + 1) / (counts + penalty[rows])
         return self._best(scores, self._visible(scope, where) & (scores > 0), limit)
 
-    def _best(self, scores: NDArray[np.floating], mask: NDArray[np.bool_], limit: int) -> list[Hit]:
+    def _best(self, scores: NDArray[np.floating[Any]], mask: NDArray[np.bool_], limit: int) -> list[Hit]:
         """Equal scores in the order of the rows."""
-        import numpy as np
-
-        (rows,) = mask.nonzero()
-        order = rows[np.argsort(-scores[rows], kind="stable")[:limit]]
-        return [Hit(self._chunks[row], float(scores[row])) for row in order]
+        rows = best_rows(scores, mask, limit)
+        return [Hit(self._chunks[row], score) for row, score in zip(rows.tolist(), scores[rows].tolist(), strict=True)]
 
     def _visible(self, scope: Scope, where: Filter | None) -> NDArray[np.bool_]:
         import numpy as np

@@ -171,7 +171,7 @@ class MilvusStore:
     ) -> Sequence[Hit]:
         """Nearest chunks by cosine."""
         condition, query = row_filter(scope, where), unit_rows(vector, len(vector) // 4)[0]
-        return await self._locked(collection, self._database.search, collection, "dense", query, condition, limit)
+        return await self._locked(collection, self._database.nearest, collection, query, condition, limit)
 
     async def search_text(
         self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None
@@ -181,7 +181,7 @@ class MilvusStore:
         if not terms:
             return []
         condition = row_filter(scope, where)
-        return await self._locked(collection, self._database.search, collection, "sparse", terms, condition, limit)
+        return await self._locked(collection, self._database.matching, collection, terms, condition, limit)
 
     async def chunks(
         self, collection: str, file_id: str, *, scope: Scope, offset: int = 0, limit: int = 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -20,8 +20,8 @@ from appliance.plugin import (
 )
 from appliance_retrieval.milvus_bounded import BoundedClient
 from appliance_retrieval.milvus_filter import literal
+from appliance_retrieval.milvus_lite_index import LiteIndex
 from appliance_retrieval.milvus_lite_server import LiteServer
-from appliance_retrieval.milvus_lite_statistics import share_statistics, shares_statistics
 from appliance_retrieval.milvus_rows import OUTPUT, chunk_of, index_configs, make_schema, mutable_fields
 from appliance_retrieval.milvus_server import check_server
 from appliance_retrieval.terms import search_terms
@@ -29,7 +29,7 @@ from appliance_retrieval.terms import search_terms
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _FLUSH_ROWS = 1000
-"""Unflushed rows are searched slowly (0.1 ms each in Milvus Lite), so no more than this many pile up."""
+"""Unflushed rows are read anew after each write, so no more than this many pile up in Milvus Lite."""
 _PAGE, _WINDOW = 4096, 16_384
 """Rows a page of an iterator, and the most that Milvus returns to one query."""
 _NOT_FOUND = (4, 100)
@@ -48,6 +48,7 @@ class MilvusDatabase:
         self._client: Any = None
         self._dimensions: dict[str, int] = {}
         self._unflushed: defaultdict[str, int] = defaultdict(int)
+        self._indexes: dict[str, LiteIndex] = {}
 
     def connect(self) -> None:
         """Open the folder or reach the server. Raises StartError."""
@@ -92,6 +93,7 @@ class MilvusDatabase:
             self.lite.close()
             self.lite = None
         self._dimensions.clear()
+        self._indexes.clear()
 
     def open(self, collection: str) -> int:
         """Load a collection on first use; its dimensions."""
@@ -139,6 +141,7 @@ class MilvusDatabase:
         self._client.drop_collection(collection)
         self._dimensions.pop(collection, None)
         self._unflushed.pop(collection, None)
+        self._indexes.pop(collection, None)
 
     def write(self, collection: str, rows: list[dict[str, Any]]) -> None:
         """Write whole rows."""
@@ -172,33 +175,41 @@ class MilvusDatabase:
                 self.lite.sync(collection)
 
     def warm_up(self, collection: str) -> None:
-        """Milvus Lite builds its BM25 index at the first search, for each part of a collection by itself."""
+        """Do what the next search in Milvus Lite would have to."""
         if self.lite and self._exists(collection):
-            self._even_out(self.lite, collection)
+            self._index_of(self.lite, collection).refresh()
 
-    def _even_out(self, lite: LiteServer, collection: str) -> None:
-        engine = lite.collection(collection)
-        if not shares_statistics(engine, "sparse"):
-            self._client.search(collection, ["warm"], anns_field="sparse", limit=1)
-            share_statistics(engine, "sparse")
+    def _index_of(self, lite: LiteServer, collection: str) -> LiteIndex:
+        if collection not in self._indexes:
+            self._indexes[collection] = LiteIndex(lite, collection)
+        return self._indexes[collection]
 
-    def search(self, collection: str, field: str, query: Any, condition: str, limit: int) -> list[Hit]:
-        """One leg: ``dense`` with a vector, ``sparse`` with terms."""
+    def nearest(self, collection: str, vector: list[float], condition: str, limit: int) -> list[Hit]:
+        """The dense leg; ``vector`` has length one."""
         if not self._exists(collection):
             return []
-        if field == "dense" and len(query) != self._dimensions[collection]:
+        if len(vector) != self._dimensions[collection]:
             raise Conflict(
-                f"{collection} keeps vectors of {self._dimensions[collection]} numbers, not {len(query)};"
+                f"{collection} keeps vectors of {self._dimensions[collection]} numbers, not {len(vector)};"
                 " search with the embedder it was made with"
             )
-        if self.lite and field == "sparse":
-            self._even_out(self.lite, collection)
-        found = self._client.search(
+        if self.lite:
+            return _hits(self._index_of(self.lite, collection).nearest(vector, condition, limit))
+        return self._search(collection, "dense", vector, condition, limit)
+
+    def matching(self, collection: str, terms: str, condition: str, limit: int) -> list[Hit]:
+        """The text leg."""
+        if not self._exists(collection):
+            return []
+        if self.lite:
+            return _hits(self._index_of(self.lite, collection).matching(terms, condition, limit))
+        return self._search(collection, "sparse", terms, condition, limit)
+
+    def _search(self, collection: str, field: str, query: Any, condition: str, limit: int) -> list[Hit]:
+        (found,) = self._client.search(
             collection, [query], anns_field=field, limit=limit, filter=condition, output_fields=OUTPUT
         )
-        # Milvus Lite returns BM25 scores below zero; cosines keep their sign.
-        sign = -1.0 if self.lite and field == "sparse" else 1.0
-        return [Hit(chunk_of({"id": hit["id"], **hit["entity"]}), sign * hit["distance"]) for hit in found[0]]
+        return _hits([({"id": hit["id"], **hit["entity"]}, hit["distance"]) for hit in found])
 
     def file_ids(self, collection: str, condition: str) -> list[str]:
         """Ids of the rows that match, by position."""
@@ -236,6 +247,10 @@ class MilvusDatabase:
         if not self._exists(collection):
             return 0
         return int(self._client.query(collection, filter="", output_fields=["count(*)"])[0]["count(*)"])
+
+
+def _hits(rows: Iterable[tuple[Mapping[str, Any], float]]) -> list[Hit]:
+    return [Hit(chunk_of(row), score) for row, score in rows]
 
 
 def _by_id(ids: Sequence[str]) -> str:

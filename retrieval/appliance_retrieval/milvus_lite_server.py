@@ -17,10 +17,11 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from appliance.plugin import StartError
+from appliance.plugin import NotFound, RetrievalUnavailable, StartError
 
 _FOLDER_LIMIT = 90
 """Bytes: the path of a unix socket may have 107, and the name takes up to 16."""
@@ -54,9 +55,21 @@ class LiteServer:
                 f"{folder}: {error.strerror or error}; make the folder writable or set plugin.milvus.uri"
             ) from None
 
-    def collection(self, name: str) -> Any:
-        """Milvus Lite's own object for a collection that is there."""
-        return self._db.get_collection(name)
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[Any]:
+        """Milvus Lite's own object for a collection.
+
+        Raises:
+            NotFound: it is not there. RetrievalUnavailable: Milvus Lite failed.
+        """
+        from milvus_lite.exceptions import CollectionNotFoundError, MilvusLiteError
+
+        try:
+            yield self._db.get_collection(name)
+        except CollectionNotFoundError as error:
+            raise NotFound("the collection is gone; create the vector store again") from error
+        except MilvusLiteError as error:
+            raise RetrievalUnavailable("Milvus Lite failed; try again, and check its disk") from error
 
     def sync(self, collection: str) -> None:
         """Force a collection's files to the disk: Milvus Lite itself leaves that to the system."""

@@ -9,7 +9,7 @@ import msgspec
 
 from appliance.plugin import InvalidFile, Scalar, StoredChunk
 from appliance_retrieval.milvus_filter import attribute_fields, readers_text
-from appliance_retrieval.terms import query_terms, search_terms
+from appliance_retrieval.terms import BM25_B, BM25_K1, query_terms, search_terms
 
 MAX_BYTES = 65_535
 """Milvus' limit for one VARCHAR value, in UTF-8 bytes."""
@@ -60,7 +60,7 @@ def index_configs(dense: str) -> dict[str, dict[str, Any]]:
         "sparse": {
             "index_type": "SPARSE_INVERTED_INDEX",
             "metric_type": "BM25",
-            "params": {"bm25_k1": 1.5, "bm25_b": 0.75},
+            "params": {"bm25_k1": BM25_K1, "bm25_b": BM25_B},
         },
     }
 

@@ -10,6 +10,8 @@ import functools
 import re
 from typing import Any
 
+BM25_K1, BM25_B = 1.5, 0.75
+"""How soon a repeated word counts no more, and how much long texts are held back: the same in every store."""
 _WORD = re.compile(r"\w+")
 _MAX_WORD = 64
 _STOP_WORDS = frozenset(

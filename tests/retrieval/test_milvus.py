@@ -22,6 +22,7 @@ from appliance.plugin import (
     Config,
     ConfigError,
     InvalidFile,
+    NotFound,
     OutOfSpace,
     RetrievalUnavailable,
     Scope,
@@ -34,6 +35,7 @@ from appliance_retrieval.places import place_of
 
 CHUNKS = 30
 """Chunks of each file that ``milvus_writer.py`` writes."""
+FIVE: Any = {"limit": 5, "scope": Scope()}
 
 
 class TestMilvusLite(VectorStoreContract):
@@ -287,9 +289,43 @@ async def test_a_database_gone_at_run_time_is_retrieval_unavailable(store: Milvu
     await fill(store, 1)
     assert store._database.lite is not None
     store._database.lite._server.stop(grace=0).wait(timeout=20)
+    with pytest.raises(RetrievalUnavailable):
+        await store.count("c")
+
+
+async def test_a_server_gone_at_run_time_is_retrieval_unavailable_and_told_nothing_of_the_question(
+    tmp_path: Path,
+) -> None:
+    from milvus_lite.adapter.grpc.server import start_server_in_thread
+
+    server, database, port = start_server_in_thread(str(tmp_path / "server"), host="127.0.0.1")
+    remote = MilvusStore(f"http://127.0.0.1:{port}", run_dir=tmp_path / "run", timeout=5.0)
+    await remote.start()
+    await remote.create("c", 2)
+    await fill(remote, 1)
+    await asyncio.to_thread(server.stop(grace=0).wait)
     with pytest.raises(RetrievalUnavailable) as caught:
-        await store.search_text("c", "secret question", limit=1, scope=Scope())
+        await remote.search_text("c", "secret question", limit=1, scope=Scope())
     assert "secret" not in str(caught.value)
+    await remote.stop()
+    database.close()
+
+
+async def test_what_milvus_lite_refuses_is_retrieval_unavailable(
+    store: MilvusStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from milvus_lite.engine.collection import Collection
+
+    await fill(store, 1)
+    monkeypatch.setattr("appliance_retrieval.milvus.row_filter", lambda *_: "secret ==")
+    for search in (store.search_dense("c", vectors((1, 0)), **FIVE), store.search_text("c", "word0", **FIVE)):
+        with pytest.raises(RetrievalUnavailable) as caught:
+            await search
+        assert "secret" not in str(caught.value)
+    monkeypatch.undo()
+    monkeypatch.setattr(Collection, "_read_snapshot", lambda _: store._database.lite._db.get_collection("gone"))
+    with pytest.raises(NotFound):
+        await store.search_text("c", "word0", **FIVE)
 
 
 async def test_a_stopped_store_is_retrieval_unavailable(tmp_path: Path) -> None:
