@@ -141,12 +141,15 @@ class Child:
 
     async def stop(self) -> None:
         """End the process and all its descendants, wait until they are gone. May be called at any time, and again."""
-        if self._task is None:
+        task = self._task
+        if task is None:
             return
         if not self._stopping:  # a second cancellation would cut the clean-up short
             self._stopping = True
-            self._task.cancel()
-        await asyncio.wait({self._task})
+            task.cancel()
+        await asyncio.wait({task})
+        if task is self._task:
+            self._set_state("stopped")  # cancelled before its first step it has told nobody
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()

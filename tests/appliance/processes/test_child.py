@@ -332,6 +332,15 @@ async def test_stop_during_the_start_ends_both(nursery: Nursery) -> None:
     assert nursery.nobody_lives()
 
 
+async def test_a_stop_in_the_same_moment_as_the_start_ends_both(nursery: Nursery) -> None:
+    child = nursery.shell("exec sleep 600", ready=never())
+    starting, stopping = asyncio.create_task(child.start()), asyncio.create_task(child.stop())
+    await asyncio.wait_for(stopping, 20)
+    with pytest.raises(ChildFailed, match="stopped while it started"):
+        await asyncio.wait_for(starting, 20)
+    assert child.state == "stopped"
+
+
 async def test_a_cancelled_start_leaves_nobody(nursery: Nursery) -> None:
     child = nursery.shell("exec sleep 600", ready=never())
     with pytest.raises(TimeoutError):
