@@ -110,7 +110,7 @@ def test_a_data_folder_that_cannot_be_made_is_one_line(tmp_path):
     assert_one_line(appliance("serve", cwd=tmp_path), "data_dir:", "cannot be used", "choose another folder")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "ai.example"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_A20_other_machines_are_not_served_without_authentication(tmp_path, host):
     write_config(tmp_path)
     result = appliance("serve", "--host", host, cwd=tmp_path)
