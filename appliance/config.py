@@ -38,7 +38,7 @@ class ServerConfig(Strict, frozen=True):
     max_file_bytes: Bytes = 512 * 2**20
     """Largest uploaded file, in bytes."""
     max_media_bytes: Bytes = 25 * 2**20
-    """Largest form of sound or pictures that goes to a model, in bytes; it is held in memory."""
+    """Largest form of sound or pictures that goes to a model, in bytes; on the disk until its call is admitted."""
     shutdown_grace: Seconds = 30.0
     """Seconds that running answers get to finish on SIGTERM."""
     cors_origins: tuple[str, ...] = ()

@@ -235,6 +235,7 @@ class Pipeline:
             if self.filters.outputs:
                 check_filterable(call.request)
             await self._admit(call, record, held, admissions)
+            await call.request.load()
             call = await self.filters.input(call)
             record.call = call
             answer = await engine.produce(self._open_step(call, span, held))

@@ -1,4 +1,4 @@
-"""Multipart forms: how they are parsed, and forms that are read into memory because a model gets them."""
+"""Multipart forms: how they are parsed, and those whose files go to a model."""
 
 # pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # Where python-multipart is installed too, its folder of the same name hides this module from type checkers.
@@ -26,11 +26,14 @@ from multipart import (  # type: ignore[import-untyped]
 from appliance.errors import BadRequest, TooLarge, UnsupportedMedia
 from appliance.knowledge.text import clean
 from appliance.media.requests import Attachment
+from appliance.media.spool import Scratch, Spool
 from appliance.wire import invalid_field
 
 OVERHEAD = 64 * 1024
 """Bytes of a form that are neither files nor texts."""
 MAX_PARTS = 128
+MAX_TEXTS = 4 * 2**20
+"""Bytes of all texts of a form, which are in memory; the longest are references of speakers, as data URLs."""
 _MAX_NAME = 255
 _BIDI = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _T = TypeVar("_T")
@@ -83,30 +86,41 @@ def media_type_of(part: MultipartSegment) -> str | None:
     return text if text.isascii() and text.isprintable() and 0 < len(text) <= _MAX_NAME else None
 
 
-async def read_form(headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int, type_: type[_T]) -> _T:
-    """A form of at most ``limit`` bytes as a struct whose files are ``Attachment``.
+async def read_form(
+    headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int, type_: type[_T], scratch: Scratch
+) -> _T:
+    """A form of at most ``limit`` bytes as a struct whose files are ``Attachment``, to be closed by the caller.
 
-    ``name[]`` may come several times and makes a list, ``name[key]`` an object; anything else comes once.
+    ``name[]`` may come several times and makes a list, ``name[key]`` an object; anything else comes once. Large files
+    go to the disk as they come.
 
     Raises:
         BadRequest: it is no whole form, or a field is missing, wrong, or there twice. TooLarge, UnsupportedMedia.
+        OSError: they cannot be written.
     """
-    parts = _Parts(_fields_of(cast("Hashable", type_)))
+    parts = _Parts(_fields_of(cast("Hashable", type_)), scratch)
     try:
-        headers = list(headers)
+        await _read(list(headers), receive, limit, parts)
+        return msgspec.convert(parts.fields, type_, strict=False)
+    except msgspec.ValidationError as error:
+        parts.close()
+        raise invalid_field(error) from None
+    except BaseException:
+        parts.close()
+        raise
+
+
+async def _read(headers: list[tuple[bytes, bytes]], receive: Receive, limit: int, parts: _Parts) -> None:
+    try:
         parser = form_parser(headers, MAX_PARTS)
         async for data in pieces_of(headers, receive, limit + OVERHEAD, lambda: _too_large(limit)):
             for event in parser.parse(data):
-                parts.take(event)
+                await parts.take(event)
         parser.close()
     except ParserLimitReached as error:
         raise BadRequest(f"the form has more than {MAX_PARTS} parts, or one has too many headers; send less") from error
     except MultipartError as error:
         raise BadRequest("the body is not a whole multipart form; send it again") from error
-    try:
-        return msgspec.convert(parts.fields, type_, strict=False)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error) from None
 
 
 def _too_large(limit: int) -> TooLarge:
@@ -136,26 +150,52 @@ class _Parts:
     """The fields of a form as they come in; those that nobody knows are let go."""
 
     known: Mapping[str, bool]
+    scratch: Scratch
     fields: dict[str, Any] = field(default_factory=dict)
     _part: MultipartSegment | None = None
-    _content: list[bytes] = field(default_factory=list)
+    _text: bytearray = field(default_factory=bytearray)
+    _texts: int = 0
+    _file: Spool | None = None
+    _files: list[Spool] = field(default_factory=list)
 
-    def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
-        """A part's head, a piece of it, or its end."""
+    async def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
+        """A part's head, a piece of it, or its end. Raises BadRequest, TooLarge, OSError."""
         if isinstance(event, MultipartSegment):
-            known = event.name in self.known or event.name.partition("[")[0] in self.known
-            self._part = event if known else None
-            self._content = []
-        elif event is not None and self._part is not None:
-            self._content.append(bytes(event))
-        elif event is None and self._part is not None:
-            self._put(self._part.name, self._value(self._part, b"".join(self._content)))
+            self._begin(event)
+        elif self._part is None:
+            return
+        elif event is None:
+            self._put(self._part.name, self._value(self._part))
+        elif self._file is not None:
+            await self._file.write(event)
+        else:
+            self._take_text(self._part.name, event)
 
-    def _value(self, part: MultipartSegment, content: bytes) -> str | Attachment:
+    def close(self) -> None:
+        """Let go of the files: nothing comes of the form."""
+        for file in self._files:
+            file.close()
+
+    def _begin(self, part: MultipartSegment) -> None:
+        known = part.name in self.known or part.name.partition("[")[0] in self.known
+        self._part = part if known else None
+        self._text.clear()
+        self._file = None
         if self.known.get(part.name):
-            return Attachment(label(part.filename or ""), media_type_of(part), content)
+            self._file = Spool(self.scratch)
+            self._files.append(self._file)
+
+    def _take_text(self, name: str, data: bytes | bytearray) -> None:
+        self._texts += len(data)
+        if self._texts > MAX_TEXTS:
+            raise TooLarge(f"the texts of the form are over {MAX_TEXTS} bytes; send less", param=name[:64])
+        self._text += data
+
+    def _value(self, part: MultipartSegment) -> str | Attachment:
+        if self._file is not None:
+            return Attachment(label(part.filename or ""), media_type_of(part), self._file)
         try:
-            return content.decode()
+            return self._text.decode()
         except UnicodeDecodeError:
             raise BadRequest(f"{part.name[:64]} is not UTF-8; send it as text", param=part.name[:64]) from None
 

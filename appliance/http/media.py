@@ -113,8 +113,16 @@ class FormRoute(MediaRoute):
     """One task, whose body is a form."""
 
     async def take(self, scope: Scope, receive: Receive, runtime: Runtime) -> MediaRequest:
-        """Read the form. Raises BadRequest, TooLarge, UnsupportedMedia."""
-        return await read_form(scope["headers"], receive, runtime.config.server.max_media_bytes, self.type)
+        """Read the form. Raises BadRequest, TooLarge, UnsupportedMedia, OSError."""
+        limit = runtime.config.server.max_media_bytes
+        return await read_form(scope["headers"], receive, limit, self.type, runtime.blobs.scratch)
+
+    async def serve(self, scope: Scope, body: Any, runtime: Runtime, reply: Reply) -> None:
+        """See ``MediaRoute``; its files are let go of whatever comes of it."""
+        try:
+            await super().serve(scope, body, runtime, reply)
+        finally:
+            body.close()
 
 
 async def _send(made: Production, reply: Reply) -> None:

@@ -6,12 +6,14 @@ no null, so its fields are ``UNSET`` where they are left out.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+import asyncio
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from appliance.errors import BadRequest
+from appliance.media.spool import Spool
 from appliance.wire import Probability, check_depth
 
 MAX_TEXT = 32_000
@@ -29,17 +31,47 @@ Granularity: TypeAlias = Literal["word", "segment"]
 
 
 class Attachment:
-    """A file of a form, in memory. Its name is a label, never a path."""
+    """A file of a form. Its name is a label, never a path.
 
-    __slots__ = ("content", "filename", "media_type")
+    Its bytes are in memory once the call is admitted; whoever looks at ``content`` before reads them from the disk.
+    """
 
-    def __init__(self, filename: str, media_type: str | None, content: bytes) -> None:
+    __slots__ = ("_content", "filename", "media_type")
+
+    def __init__(self, filename: str, media_type: str | None, content: bytes | Spool) -> None:
         self.filename = filename
         self.media_type = media_type
-        self.content = content
+        self._content = content
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return len(self._content) if isinstance(self._content, bytes) else self._content.size
+
+    @property
+    def content(self) -> bytes:
+        """All of it."""
+        self._load()
+        return cast("bytes", self._content)
+
+    async def load(self) -> None:
+        """Bring it into memory, off the event loop."""
+        if not isinstance(self._content, bytes):
+            await asyncio.to_thread(self._load)
+
+    def close(self) -> None:
+        """Let go of what is on the disk. Idempotent."""
+        if not isinstance(self._content, bytes):
+            self._content.close()
+
+    def _load(self) -> None:
+        spool = self._content
+        if not isinstance(spool, bytes):
+            self._content = spool.read()
+            spool.close()
 
     def __repr__(self) -> str:
-        return f"Attachment({self.filename!r}, {len(self.content)} bytes)"
+        return f"Attachment({self.filename!r}, {self.size} bytes)"
 
 
 class MediaRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -52,10 +84,25 @@ class MediaRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         return [text for text in given if isinstance(text, str)]
 
     @property
+    def files(self) -> list[Attachment]:
+        """The files that go to the model."""
+        values = (getattr(self, name) for name in self.__struct_fields__)
+        return [file for value in values for file in _attached(value)]
+
+    @property
     def attachments(self) -> int:
-        """How many files go to the model."""
-        values = (getattr(self, field.name) for field in msgspec.structs.fields(type(self)))
-        return sum(len(_attached(value)) for value in values)
+        """How many they are."""
+        return len(self.files)
+
+    async def load(self) -> None:
+        """Bring the files into memory: the call is admitted."""
+        for file in self.files:
+            await file.load()
+
+    def close(self) -> None:
+        """Let go of what is on the disk. Idempotent."""
+        for file in self.files:
+            file.close()
 
     @property
     def pictures(self) -> int:
@@ -185,7 +232,7 @@ class ImageVariationRequest(PictureRequest, kw_only=True):
 def check(request: MediaRequest) -> None:
     """What types cannot express. Raises BadRequest naming the field."""
     for field in msgspec.structs.fields(type(request)):
-        if any(not file.content for file in _attached(getattr(request, field.name))):
+        if any(not file.size for file in _attached(getattr(request, field.name))):
             raise BadRequest(f"{field.encode_name} is empty; send a file with something in it", param=field.encode_name)
     if isinstance(request, ImageEditRequest) and (request.image is UNSET) == (request.images is UNSET):
         raise BadRequest("send one picture as image, or several as image[]", param="image")

@@ -11,12 +11,14 @@ import errno
 import fcntl
 import hashlib
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from appliance.errors import OutOfSpace
 from appliance.storage.ids import new_id
@@ -45,6 +47,10 @@ class BlobStore:
         """Begin a blob. Raises OutOfSpace."""
         with _full_disk():
             return BlobWriter(self._temporary / new_id("upload-"), self)
+
+    def scratch(self) -> IO[bytes]:
+        """A file without a name, which is gone when it is closed or the process ends. Raises OSError."""
+        return tempfile.TemporaryFile(dir=self._temporary)
 
     def remove(self, blob_id: str) -> None:
         """Remove a blob, or do nothing."""

@@ -316,6 +316,29 @@ async def test_o11_a_form_over_the_limit_is_413_whatever_length_it_names(media):
             assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).startswith(b"HTTP/1.1 413 ")
 
 
+async def test_nothing_is_read_of_the_form_of_somebody_without_a_credential(media):
+    head = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 25000000\r\n"
+    signed = media(config={"plugins": ["rbac"]}, keys=provides(authenticators=[Keys()]))
+    async with signed as b, connection(b.url) as (reader, writer):
+        writer.write(head + b"content-type: multipart/form-data; boundary=x\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)).startswith(b"HTTP/1.1 401 ")
+
+
+async def test_a_large_file_reaches_the_engine_whole_and_leaves_nothing_on_the_disk(media, tmp_path):
+    sound = bytes(range(256)) * 8192
+    async with media() as b:
+        await form(b, "/v1/audio/transcriptions", {"file": ("a.wav", sound, "audio/wav")})
+        assert sent(b).request.file.content == sound
+        assert list((tmp_path / "data" / "files" / "tmp").iterdir()) == []
+
+
+async def test_texts_of_a_form_are_bounded_together(media):
+    references = {"known_speaker_references[]": ["data:," + "x" * 2**21] * 3}
+    async with media() as b:
+        error = assert_openai_error(await form(b, "/v1/audio/transcriptions", **references), 413)
+        assert error["param"] == "known_speaker_references[]"
+
+
 async def test_a_file_name_is_a_label_and_never_a_path(media):
     async with media() as b:
         await form(b, "/v1/audio/transcriptions", {"file": ("../../etc/passwd", b"x", "audio/wav")})
