@@ -32,7 +32,7 @@ from appliance.knowledge.report import SyncOrder
 from appliance.knowledge.sources.opening import seeds
 from appliance.knowledge.sources.waiting import until_indexed
 from appliance.knowledge.stores import StoreDirectory
-from appliance.models.registry import Models, build_models
+from appliance.models.registry import Models, build_models, model_spec
 from appliance.models.store import open_store
 from appliance.pipeline import Pipeline
 from appliance.plugins import Plugins
@@ -43,6 +43,7 @@ from appliance.responses.background import BackgroundResponses
 from appliance.responses.service import Responses
 from appliance.stalls import StallWatch
 from appliance.storage.blobs import BlobStore
+from appliance.storage import placing
 from appliance.storage.database import Database
 from appliance.telemetry import NoTelemetry
 from appliance.types import ANONYMOUS, Principal, Scope
@@ -189,11 +190,31 @@ class Runtime:
             return {}
         try:
             async with asyncio.timeout(2):
-                number = await self.knowledge.unserved()
+                number, elsewhere = await self.knowledge.unserved(), await self.elsewhere()
         except (TimeoutError, ApplianceError):
             return {}  # ``ill`` says what is wrong
-        told = f"{number} hold vectors of models that are not configured; see appliance stores status"
-        return {"vector_stores": told} if number else {}
+        told = (
+            [f"{number} hold vectors of models that are not configured; see appliance stores status"] if number else []
+        )
+        told += [elsewhere] if elsewhere else []
+        return {"vector_stores": "; ".join(told)} if told else {}
+
+    async def elsewhere(self) -> str:
+        """What to do about vector stores whose vectors are not where the configuration looks; empty if there are none.
+
+        The database must be started.
+        """
+        backend = self.config.retrieval.vector_store
+        if backend is None:
+            return ""
+        async with self.database.session(write=False) as session:
+            number = await placing.count_elsewhere(session, backend)
+        if not number:
+            return ""
+        return (
+            f"{number} have their vectors in another vector store than retrieval.vector_store ({backend}); set that "
+            "back, or have their files indexed again with 'appliance stores reconcile --repair'"
+        )
 
     async def _database_problem(self) -> None:
         await self.database.ping()
@@ -290,7 +311,7 @@ def _knowledge(
         )
     if config.retrieval.vector_store:
         check_chunker(config.retrieval.chunker, plugins.chunkers())
-    _check_kinds(config, plugins)
+    _check_workers_models(config, plugins)
     if in_process:
         from appliance.knowledge.local import LocalKnowledge
 
@@ -302,13 +323,17 @@ def _knowledge(
     return RemoteKnowledge(context, config_path)
 
 
-def _check_kinds(config: Config, plugins: Plugins) -> None:
+def _check_workers_models(config: Config, plugins: Plugins) -> None:
+    """What the worker would only find out when it starts. Raises ConfigError, StartError."""
     embedders, rerankers = plugins.embedders(), plugins.rerankers()
     for i, model in enumerate(config.models):
+    sources = open_store(config, plugins.model_sources())
         for key, kind, known in (("embedder", model.embedder, embedders), ("reranker", model.reranker, rerankers)):
             if kind is not None and kind not in known:
                 raise ConfigError(f"models[{i}].{key}: no listed plugin provides {kind}; list one under plugins")
 
+        if model.embedder or model.reranker:
+            model_spec(model, f"models[{i}]", sources)  # a folder that is not there
 
 def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, context: AppContext) -> Pipeline:
     config = context.config

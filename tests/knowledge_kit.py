@@ -49,7 +49,8 @@ class Stack:
 
     @property
     def backend(self):
-        return self.knowledge._backend
+        """The vector store itself."""
+        return self.knowledge._backend.inner
 
     async def upload(self, text: str | bytes, filename: str = "a.txt", tenant: str = "default") -> str:
         file_id = new_id("file-")

@@ -39,9 +39,9 @@ def new_model() -> ScriptedEmbedder:
 class Parts:
     """A plugin with the embedders and the vector store that a test brings along."""
 
-    def __init__(self, embedders: Mapping[str, ScriptedEmbedder], backend: VectorStore | None) -> None:
+    def __init__(self, embedders: Mapping[str, ScriptedEmbedder], stores: Mapping[str, VectorStore]) -> None:
         self._embedders = embedders
-        self._backend = backend
+        self._stores = stores
 
     @hookimpl
     def appliance_embedders(self) -> Mapping[str, EmbedderFactory]:
@@ -49,7 +49,7 @@ class Parts:
 
     @hookimpl
     def appliance_vector_stores(self) -> Mapping[str, VectorStoreFactory]:
-        return {"shared": lambda context: self._backend} if self._backend is not None else {}
+        return {name: lambda context, made=made: made for name, made in self._stores.items()}
 
 
 class TwoModels(Stack):
@@ -61,7 +61,7 @@ class TwoModels(Stack):
         text = YAML.format(
             plugins=store if backend is None else "parts",
             models=", ".join(f"{{name: {name}, embedder: {name}}}" for name in embedders),
-            store=store if backend is None else "shared",
+            store=store,
             default=next(iter(embedders)),
         )
         self.config = parse(text, folder=folder)
@@ -70,7 +70,7 @@ class TwoModels(Stack):
         self.database = Database(self.config.database_url)
         self.context = AppContext(config=self.config, database=self.database)
         self.blobs = BlobStore(self.config.data_path / "files")
-        self.plugins = Plugins(self.config, {"parts": Parts(embedders, backend)})
+        self.plugins = Plugins(self.config, {"parts": Parts(embedders, {} if backend is None else {store: backend})})
         self.plugins.bind(self.context)
         self.knowledge = LocalKnowledge(self.plugins, self.context)
 

@@ -5,6 +5,7 @@ Expected failures end with one line on stderr and exit code 1, never with a trac
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,20 +157,31 @@ def check(question: tuple[str, str, str] | None, config_path: Path, as_json: boo
         sys.exit(_explain(runtime, question, as_json))
     plugins, models, routes = list(runtime.plugins.names), [model.name for model in runtime.models], len(app.routes)
     lacks = lacking() if config.retrieval.vector_store else []
+    elsewhere = asyncio.run(_elsewhere(runtime))
     if as_json:
         found = {"config": str(config_path), "plugins": plugins, "models": models, "routes": routes}
-        print_json({"ok": True, **found, "confinement_lacks": lacks})
+        print_json({"ok": True, **found, "confinement_lacks": lacks, "vector_stores": elsewhere})
         return
     named = ", ".join(models) or "none"
     click.echo(f"{config_path} is good: {len(plugins)} plugins, models {named}, {routes} routes")
     for what in lacks:
         click.echo(f"documents will be parsed less confined: this machine lacks {what}")
+    if elsewhere:
+        click.echo(f"vector stores: {elsewhere}")
+
+
+async def _elsewhere(runtime: Runtime) -> str:
+    """As ``Runtime.elsewhere``, of a database that is there already."""
+    if not await runtime.database.peek():
+        return ""
+    try:
+        return await runtime.elsewhere()
+    finally:
+        await runtime.database.stop()
 
 
 def _explain(runtime: Runtime, question: tuple[str, str, str], as_json: bool) -> int:
     """Print the answer to ``check --explain``; the exit code."""
-    import asyncio
-
     import msgspec
 
     from appliance.explain import explain

@@ -117,7 +117,7 @@ class _Order:
         if self.store is not None:
             return [self.store]
         if self.step == "begin":
-            others = [one for one in stores if one.embedder != self.embedder and not one.expired]
+            others = [one for one in stores if (one.elsewhere or one.embedder != self.embedder) and not one.expired]
             chosen = [one for one in others if self.of in (None, one.embedder)]
         else:
             wanted = "building" if self.step == "cancel" else "kept"
@@ -230,7 +230,8 @@ def _tell(stores: Sequence[StoreStatus], *, as_json: bool) -> None:
 def _line(store: StoreStatus) -> str:
     numbers = f" ({store.dimensions} numbers)" if store.dimensions else ", empty"
     gone = "" if store.servable else ", which is not configured: searches answer 409"
-    told = f"{_name(store)}: by {store.embedder or 'the default model'}{numbers}{gone}"
+    place = f", in {store.backend}, which is not configured: searches answer 503" if store.elsewhere else ""
+    told = f"{_name(store)}: by {store.embedder or 'the default model'}{numbers}{gone}{place}"
     second = store.reindex
     if second is None:
         return told

@@ -39,7 +39,11 @@ stores.add_command(status)
         "appliance stores reconcile", "appliance stores reconcile --repair", "appliance stores reconcile --json"
     )
 )
-@click.option("--repair", is_flag=True, help="Delete what belongs to nothing, and index again what is not whole.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Delete what belongs to nothing, and index again what is not whole or in another vector store.",
+)
 @config_option
 @json_option
 def reconcile(repair: bool, config_path: Path, as_json: bool) -> None:
@@ -89,6 +93,7 @@ def _lines(report: Report) -> list[str]:
     looked = f"{report.stores} stores, {report.files} files in them with {report.chunks} chunks, {report.blobs} uploads"
     return [
         f"{looked}: {report.orphans} out of place",
+        *(f"{done}the vectors of store {name} are in another vector store" for name in report.stores_elsewhere),
         *(f"{done}collection {name} belongs to no store" for name in report.collections_without_store),
         *(f"{done}file {one.file_id} in store {one.store_id}: {_misfit(one)}" for one in report.chunks_out_of_place),
         *(f"{done}upload {name} on the disk belongs to no file" for name in report.blobs_without_file),

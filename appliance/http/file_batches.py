@@ -10,7 +10,15 @@ from appliance.errors import BadRequest
 from appliance.http.objects import AttachFile, CreateFileBatch, batch_object, store_file_object
 from appliance.http.requests import HttpRequest, answer, listing, query_of, read_json, runtime, tenant_session
 from appliance.http.store_files import MemberPage, attribute_filter
-from appliance.http.vector_stores import access_of, attach, check_keys, chunking_of, knowledge, store_id_of
+from appliance.http.vector_stores import (
+    access_of,
+    attach,
+    check_fillable,
+    check_keys,
+    chunking_of,
+    knowledge,
+    store_id_of,
+)
 from appliance.knowledge.chunking import Chunking
 from appliance.storage import batches, store_files
 from appliance.types import Access
@@ -29,6 +37,7 @@ async def create_batch(request: HttpRequest) -> Response[bytes]:
     wanted = _files(body, runtime(request))
     accesses = _accesses(body, request)
     async with tenant_session(request) as session:
+        await check_fillable(session, request)
         for file, chunking in wanted.values():
             await attach(session, store_id, file, chunking, accesses[file.file_id])
         batch = batches.add(session, store_id, list(wanted))

@@ -31,6 +31,7 @@ from appliance.http.requests import (
 from appliance.http.vector_stores import (
     access_of,
     attach,
+    check_fillable,
     check_keys,
     chunking_of,
     knowledge,
@@ -67,6 +68,7 @@ async def attach_file(request: HttpRequest) -> Response[bytes]:
     chunking = chunking_of(body.chunking_strategy, services)
     access = access_of(body.access, request)
     async with tenant_session(request) as session:
+        await check_fillable(session, request)
         row = await attach(session, store_id_of(request), body, chunking, access)
     ingestion.wake()
     return answer(store_file_object(row, manages=session.sees_all))

@@ -39,11 +39,12 @@ from appliance.http.requests import (
     runtime,
     tenant_session,
 )
+from appliance.knowledge import stores as into
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.chunking import Chunking, check_chunker
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.ranking import parse_ranking
-from appliance.knowledge.rewriting import rewritten
+from appliance.knowledge.rewriting import MAX_QUERIES
 from appliance.storage import store_files, stores
 from appliance.storage.ids import now
 from appliance.storage.tables import StoreFile, VectorStore
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from appliance.runtime import Runtime
 
 MAX_KEY = 64
-MAX_QUERIES = 16
 MAX_QUERY_CHARACTERS = 8192
 MAX_ACCESS_BYTES = 8192
 """What the names in one ``access`` may take together: vector stores keep them with every chunk."""
@@ -140,14 +140,13 @@ async def search_store(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_search)
     queries = _queries(body.query)
     offset = _offset(body.page)
-    if body.rewrite_query:
-        queries = await rewritten(queries, search_call(request, None), runtime(request))
     wanted = Search(
         store_ids=(store_id_of(request),),
         queries=queries,
         offset=offset,
         limit=body.max_num_results or _DEFAULT_RESULTS,
         where=parse_filter(body.filters),
+        rewrite=bool(body.rewrite_query),
         **parse_ranking(body.ranking_options).as_search(runtime(request).config.retrieval),
     )
     async with ClientWatch(request.receive):
@@ -178,7 +177,7 @@ def store_id_of(request: HttpRequest) -> str:
     return store_id
 
 
-def search_call(request: HttpRequest, wanted: Search | None) -> Call:
+def search_call(request: HttpRequest, wanted: Search) -> Call:
     """The search as a call, for limits, filters and records; its model is the one that embeds the question."""
     state, embedder = request.scope["state"], runtime(request).config.embedding_model()
     return Call(
@@ -245,6 +244,12 @@ async def attach(
         chunker=chunking.chunker,
         access=access,
     )
+
+
+async def check_fillable(session: TenantSession, request: HttpRequest) -> None:
+    """Whether files can come into the store in the path. Raises NotFound, RetrievalUnavailable, Conflict."""
+    ingestion, backend = knowledge(request), runtime(request).config.retrieval.vector_store or ""
+    await into.check_fillable(session, store_id_of(request), backend=backend, fingerprints=ingestion.fingerprints)
 
 
 async def _row(session: TenantSession, request: HttpRequest) -> VectorStore:

@@ -27,6 +27,11 @@ class Knowledge(Protocol):
         """True while calls can be answered."""
         ...
 
+    @property
+    def fingerprints(self) -> frozenset[str] | None:
+        """Of the embedding models that are configured; ``None`` while they are not known yet."""
+        ...
+
     async def search(self, search: Search, scope: Scope) -> Findings:
         """The best passages of some stores; ``search.store_ids`` are ids.
 

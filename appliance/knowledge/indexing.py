@@ -98,8 +98,9 @@ class Indexer:
             raise RetrievalUnavailable("its store is being indexed by another model first", retry_after=30)
         raise IngestionError(
             f"the store holds vectors of {work.embedder}, and the configured embedding model is {self.default.name}; "
-            f"run 'appliance stores reindex {work.store_id} --embedder {self.default.name}' or configure the old model "
-            "again, then attach the file again"
+            f"index it by that one (POST /v1/vector_stores/{work.store_id}/reindex, or 'appliance stores reindex "
+            f"{work.store_id} --embedder {self.default.name}') or configure the old model again, then attach the file "
+            "again"
         )
 
     def _split(self, document: Document, embedder: BatchingEmbedder, work: Work) -> Sequence[Span]:

@@ -18,9 +18,9 @@ from appliance.errors import ApplianceError, IngestionError, RequestError, Retri
 from appliance.knowledge.collections import Collections
 from appliance.knowledge.filters import Attributes
 from appliance.knowledge.indexing import Indexer
+from appliance.knowledge.placement import PlacedStore
 from appliance.knowledge.sealing import Key, Sealer
-from appliance.protocols import VectorStore
-from appliance.storage import jobs, reindexes, store_files, stores
+from appliance.storage import jobs, moving, reindexes, store_files, stores
 from appliance.storage.database import Database
 from appliance.storage.jobs import Work
 from appliance.storage.tables import VectorStore as StoreRow
@@ -45,7 +45,7 @@ _UNEXPECTED = "an internal error; the worker's log has the details"
 class Ingestor:
     """Turns queued jobs into searchable chunks, and takes files and stores out of the backend."""
 
-    def __init__(self, database: Database, backend: VectorStore, indexer: Indexer, owner: str) -> None:
+    def __init__(self, database: Database, backend: PlacedStore, indexer: Indexer, owner: str) -> None:
         """``owner`` is the name to hold leases by (``WorkerLock``)."""
         self._database = database
         self._backend = backend
@@ -116,7 +116,7 @@ class Ingestor:
     async def empty_expired(self) -> None:
         """Take everything out of the stores that have expired; the stores stay, to say so."""
         async with self._database.session(write=False) as session:
-            store_ids = await stores.expired(session)
+            store_ids = await stores.expired(session, self._backend.name)
         for store_id in store_ids:
             await _logged(self._empty(store_id))
 
@@ -196,6 +196,11 @@ class Ingestor:
             await self._backend.delete_file(second, key[1])
         self.wake()
 
+    async def begin_anew(self, store_id: str) -> None:
+        """Index all files of a store here, whose vectors another vector store holds; that one is left as it is."""
+        async with self.paused(store_id), self._database.session() as session:
+            await moving.move(session, store_id, self._backend.name)
+
     # -- ending work -----------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -250,7 +255,7 @@ class Ingestor:
     async def _finish_updates(self) -> None:
         """Changes of attributes and readers that a crash, or a vector store out of reach, kept from the chunks."""
         async with self._database.session(write=False) as session:
-            keys = await store_files.stale(session)
+            keys = await store_files.stale(session, self._backend.name)
         for key in keys:
             try:
                 await self._update_chunks(*key)
@@ -294,12 +299,12 @@ class Ingestor:
 
     async def _claim(self) -> None:
         async with self._database.session(write=False) as session:
-            if not await jobs.due(session):
+            if not await jobs.due(session, self._backend.name):
                 return
         async with self._claiming:
             await self._renew()  # again: the wait may have been long, and what is worked on must not be begun twice
             async with self._database.session() as session:
-                claimed = await jobs.claim(session, self._owner, self._free)
+                claimed = await jobs.claim(session, self._owner, self._free, self._backend.name)
             for work in claimed:
                 self._begin(work)
 
@@ -310,14 +315,15 @@ class Ingestor:
             if not self._rebuilds:
                 busy = {*self._running, *self._sealer.keys()}
                 async with self._database.session(write=False) as session:
-                    found = await reindexes.due(session, REBUILDS + len(busy), fingerprints)
+                    found = await reindexes.due(session, REBUILDS + len(busy), fingerprints, self._backend.name)
                 self._rebuilds = deque(key for key in found if key not in busy)
             if not self._rebuilds:
                 self.rebuilt.set()
                 return
             async with self._claiming:
                 async with self._database.session() as session:
-                    work = await reindexes.claim(session, self._rebuilds.popleft(), fingerprints)
+                    key = self._rebuilds.popleft()
+                    work = await reindexes.claim(session, key, fingerprints, self._backend.name)
                 if work is not None and work.key not in self._running:
                     self._begin(work)
 

@@ -18,6 +18,7 @@ from appliance.knowledge.indexing import Indexer
 from appliance.knowledge.ingest import Ingestor
 from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool
+from appliance.knowledge.placement import PlacedStore
 from appliance.knowledge.reconcile import Reconciler
 from appliance.knowledge.reindexing import Reindexer
 from appliance.knowledge.report import ReindexOrder, Report, SourceReport, StoreStatus, SyncOrder
@@ -29,7 +30,7 @@ from appliance.models.registry import model_spec
 from appliance.models.store import ModelStore, open_store
 from appliance.plugins import Plugins
 from appliance.protocols import Embedder, Reranker, VectorStore, VectorStoreFactory
-from appliance.storage import files, store_files, stores
+from appliance.storage import files, placing, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
 
@@ -51,7 +52,7 @@ class LocalKnowledge:
         self._context = context
         self._embedders: dict[str, BatchingEmbedder] = {}
         self._rerankers: dict[str, Reranker] = {}
-        self._backend: VectorStore | None = None
+        self._backend: PlacedStore | None = None
         self._searcher: Searcher | None = None
         self._ingestor: Ingestor | None = None
         self._reindexer: Reindexer | None = None
@@ -63,6 +64,11 @@ class LocalKnowledge:
     def ready(self) -> bool:
         """True between ``start`` and ``stop``."""
         return self._ready
+
+    @property
+    def fingerprints(self) -> frozenset[str] | None:
+        """See ``Knowledge``."""
+        return frozenset(item.embedder.fingerprint for item in self._embedders.values()) if self._ready else None
 
     async def start(self) -> None:
         """Take the data folder, load the embedders and open the vector store.
@@ -212,7 +218,7 @@ class LocalKnowledge:
         factory = self._plugins.vector_stores().get(name)
         if factory is None:
             raise ConfigError(f"retrieval.vector_store: no listed plugin provides {name}; list one that does")
-        self._backend = self._store(factory)
+        self._backend = PlacedStore(self._store(factory), name, self._context.database)
         self._held.push_async_callback(self._backend.stop)
         await self._backend.start()
         database, retrieval = self._context.database, self._context.config.retrieval
@@ -237,6 +243,14 @@ class LocalKnowledge:
         self._sources = Sources(self._context.config, database, indexer.blobs, self._ingestor)
         self._held.push_async_callback(self._sources.stop)
         self._sources.start()
+        async with database.session(write=False) as session:
+            if number := await placing.count_elsewhere(session, name):
+                log.warning(
+                    "the vectors of %d vector stores are not in %s; see appliance stores status, and set "
+                    "retrieval.vector_store back or run appliance stores reconcile --repair",
+                    number,
+                    name,
+                )
         if number := await self._reindexer.unserved():
             log.warning(
                 "%d vector stores hold vectors of models that are not configured; see appliance stores status",

@@ -20,6 +20,15 @@ class Empty(msgspec.Struct):
     """Nothing to say."""
 
 
+class Presence(msgspec.Struct):
+    """The answer to ``ready``."""
+
+    replica: str
+    """The one that looks after this worker."""
+    fingerprints: frozenset[str]
+    """Of the embedding models that are configured."""
+
+
 class SearchMessage(msgspec.Struct):
     """``search``. The filter travels in its JSON form and is checked again."""
 
@@ -36,6 +45,7 @@ class SearchMessage(msgspec.Struct):
     diversity: float
     neighbors: int
     offset: int
+    rewrite: bool
 
     @classmethod
     def of(cls, search: Search, scope: Scope) -> SearchMessage:

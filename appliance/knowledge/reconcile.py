@@ -9,13 +9,12 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from appliance.errors import BadRequest
 from appliance.knowledge.indexing import chunk_id
 from appliance.knowledge.ingest import Ingestor
+from appliance.knowledge.placement import PlacedStore
 from appliance.knowledge.report import Misfit, Report
 from appliance.knowledge.sealing import Key
-from appliance.protocols import Inventory, VectorStore
-from appliance.storage import files, reindexes, store_files, stores
+from appliance.storage import files, placing, reindexes, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.storage.sweep import lost_blobs
@@ -25,6 +24,8 @@ from appliance.storage.sweep import lost_blobs
 class _Chunks:
     """One look at the vector store."""
 
+    elsewhere: list[str]
+    """Stores that another vector store holds."""
     collections: set[str]
     """Those without a store."""
     misfits: set[Misfit]
@@ -38,7 +39,7 @@ class Reconciler:
     """Works on one data folder; the worker has it, which alone writes vectors."""
 
     database: Database
-    backend: VectorStore
+    backend: PlacedStore
     blobs: BlobStore
     ingestor: Ingestor
 
@@ -48,17 +49,16 @@ class Reconciler:
         Raises:
             BadRequest: the vector store cannot say what it holds.
         """
-        if not isinstance(self.backend, Inventory):
-            raise BadRequest("this vector store cannot list what it holds, so it cannot be reconciled")
-        first = await self._chunks(self.backend)
+        first = await self._chunks()
         lost, gone, blobs = await self._bytes()
         suspicious = first.collections or first.misfits
-        second = await self._chunks(self.backend) if suspicious else first
+        second = await self._chunks() if suspicious else first
         report = Report(
             stores=first.stores,
             files=first.files,
             chunks=first.chunks,
             blobs=blobs,
+            stores_elsewhere=first.elsewhere,
             collections_without_store=sorted(first.collections & second.collections),
             chunks_out_of_place=sorted(first.misfits & second.misfits),
             blobs_without_file=lost,
@@ -70,6 +70,8 @@ class Reconciler:
         return report
 
     async def _repair(self, report: Report) -> None:
+        for store_id in report.stores_elsewhere:  # first: what lies here under their names is not theirs
+            await self.ingestor.begin_anew(store_id)
         for collection in report.collections_without_store:
             await self.ingestor.drop_orphan(collection)
         for misfit in report.chunks_out_of_place:
@@ -77,9 +79,10 @@ class Reconciler:
         for blob_id in report.blobs_without_file:
             await asyncio.to_thread(self.blobs.remove, blob_id)
 
-    async def _chunks(self, backend: Inventory) -> _Chunks:
+    async def _chunks(self) -> _Chunks:
         # Chunks first, then rows: what is written or deleted in between is out of place only this once.
-        there = {name: await backend.chunk_ids(name) for name in await backend.collections() if stores.is_ours(name)}
+        names = [name for name in await self.backend.collections() if stores.is_ours(name)]
+        there = {name: await self.backend.chunk_ids(name) for name in names}
         async with self.database.session(write=False) as session:
             known = await stores.every(session)
             rows, busy = await store_files.settled(session)
@@ -87,9 +90,12 @@ class Reconciler:
         wanted = {store.id: _Wanted(store.id, store.generation, busy) for store in known}
         for row in rows:
             wanted[row.store_id].add(row.file_id, row.version, row.chunks)
-        collections = {store.collection: wanted[store.id] for store in known}
+        elsewhere = {store.id for store in known if not placing.is_here(store, self.backend.name)}
+        collections = {store.collection: wanted[store.id] for store in known if store.id not in elsewhere}
         ignored = set()
         for second, held in seconds:
+            if second.store_id in elsewhere:
+                continue
             if second.status == reindexes.DROPPING:
                 ignored.add(second.collection)
                 continue
@@ -100,7 +106,8 @@ class Reconciler:
                     whole.add(item.file_id, item.version, item.chunks)
         misfits = {misfit for name, whole in collections.items() for misfit in whole.misfits(set(there.get(name, ())))}
         chunks = sum(len(found) for found in there.values())
-        return _Chunks(there.keys() - collections.keys() - ignored, misfits, len(known), len(rows), chunks)
+        lost = there.keys() - collections.keys() - ignored
+        return _Chunks(sorted(elsewhere), lost, misfits, len(known), len(rows), chunks)
 
     async def _bytes(self) -> tuple[list[str], list[str], int]:
         """Blobs without a row, files without a blob, and how many blobs there are."""

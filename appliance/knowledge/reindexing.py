@@ -16,12 +16,12 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.audit import AuditEvent
-from appliance.errors import ApplianceError, BadRequest, Conflict, NotFound
+from appliance.errors import ApplianceError, BadRequest, Conflict, NotFound, RetrievalUnavailable
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.ingest import Ingestor
+from appliance.knowledge.placement import PlacedStore
 from appliance.knowledge.report import ReindexOrder, ReindexStatus, StoreStatus
-from appliance.protocols import VectorStore
-from appliance.storage import audit, reindexes, stores
+from appliance.storage import audit, moving, placing, reindexes, stores
 from appliance.storage.database import Database
 from appliance.storage.ids import now, time_text
 from appliance.storage.reindexes import BUILDING, DROPPING, KEPT
@@ -38,7 +38,7 @@ class Reindexer:
     def __init__(
         self,
         database: Database,
-        backend: VectorStore,
+        backend: PlacedStore,
         ingestor: Ingestor,
         embedders: Mapping[str, BatchingEmbedder],
     ) -> None:
@@ -68,10 +68,16 @@ class Reindexer:
         Raises:
             NotFound: no such store. BadRequest: no such embedding model, or a name that several stores have.
             Conflict: the store has no second collection of that status, or one that is in the way.
+            RetrievalUnavailable: another vector store holds its collections; only ``begin`` is possible then.
         """
         async with self._database.session(write=False) as session:
-            store_id = await _store_id(session, order.store)
-        if order.step == "begin":
+            store = await _store(session, order.store)
+        store_id, elsewhere = store.id, not placing.is_here(store, self._backend.name)
+        if elsewhere and order.step != "begin":
+            raise RetrievalUnavailable(placing.told(store_id, store.backend, self._backend.name))
+        if elsewhere:
+            await self._begin_anew(store_id, order)
+        elif order.step == "begin":
             await self._begin(store_id, order)
         elif order.step == "rollback":
             await self._roll_back(store_id, order)
@@ -107,6 +113,15 @@ class Reindexer:
                     keep_seconds=order.keep_seconds,
                     skip_failed=order.skip_failed,
                 )
+            await _record(session, store, order, embedder.name)
+
+    async def _begin_anew(self, store_id: str, order: ReindexOrder) -> None:
+        """There is nothing to search meanwhile: the vectors are where the configuration does not look any more."""
+        embedder = self._embedder(order.embedder)
+        async with self._ingestor.paused(store_id), self._database.session() as session:
+            store, _ = await _locked(session, store_id)
+            await moving.move(session, store_id, self._backend.name)
+            store.embedder = embedder.name
             await _record(session, store, order, embedder.name)
 
     def _embedder(self, name: str) -> BatchingEmbedder:
@@ -161,9 +176,9 @@ class Reindexer:
     async def advance(self) -> None:
         """Switch to the collections that are whole, and drop those that are over."""
         async with self._database.session(write=False) as session:
-            whole = await reindexes.whole(session, self._fingerprints)
-            kept = await reindexes.of_status(session, KEPT)
-            dropping = await reindexes.of_status(session, DROPPING)
+            whole = await reindexes.whole(session, self._fingerprints, self._backend.name)
+            kept = await reindexes.of_status(session, KEPT, self._backend.name)
+            dropping = await reindexes.of_status(session, DROPPING, self._backend.name)
         for store_id in whole:
             await self._switch(store_id)
         for row in kept:
@@ -175,14 +190,16 @@ class Reindexer:
     async def _switch(self, store_id: str) -> None:
         async with self._ingestor.paused(store_id):
             async with self._database.session(write=False) as session:
-                if store_id not in await reindexes.whole(session, self._fingerprints):
+                if store_id not in await reindexes.whole(session, self._fingerprints, self._backend.name):
                     return  # also where the store is being deleted, and its collections may be dropped already
                 row = await reindexes.find(session, store_id)
             if row is not None:
                 await self._backend.create(row.collection, row.dimensions)  # a store without files has none yet
             async with self._database.session() as session:
                 store, row = await _locked(session, store_id)
-                if row is None or store_id not in await reindexes.whole(session, self._fingerprints):
+                if row is None or store_id not in await reindexes.whole(
+                    session, self._fingerprints, self._backend.name
+                ):
                     return
                 before, after = store.embedder, row.embedder
                 await reindexes.switch(session, store, row)
@@ -224,6 +241,8 @@ class Reindexer:
             dimensions=store.dimensions,
             metric=store.metric,
             servable=store.fingerprint is None or self._servable(store.fingerprint),
+            backend=store.backend,
+            elsewhere=not placing.is_here(store, self._backend.name),
             expired=stores.has_expired(store),
             reindex=None if row is None else await self._second(session, row),
         )
@@ -256,15 +275,16 @@ class Reindexer:
         return fingerprint in self._fingerprints
 
 
-async def _store_id(session: AsyncSession, named: str) -> str:
+async def _store(session: AsyncSession, named: str) -> StoreRow:
     """By id, or by a name that one store alone has, of whichever tenant."""
-    if await session.get(StoreRow, named) is not None:
-        return named
-    found = (await session.scalars(select(StoreRow.id).where(StoreRow.name == named))).all()
+    if (store := await session.get(StoreRow, named)) is not None:
+        return store
+    found = (await session.scalars(select(StoreRow).where(StoreRow.name == named))).all()
     if not found:
         raise NotFound(f"no vector store has the id or name {named[:64]!r}; 'appliance stores status' lists them")
     if len(found) > 1:
-        raise BadRequest(f"{len(found)} vector stores are named {named[:64]!r}; give one of {', '.join(found[:5])}")
+        ids = ", ".join(store.id for store in found[:5])
+        raise BadRequest(f"{len(found)} vector stores are named {named[:64]!r}; give one of {ids}")
     return found[0]
 
 
@@ -278,7 +298,10 @@ async def _locked(session: AsyncSession, store_id: str) -> tuple[StoreRow, Reind
 
 def _of_status(row: Reindex | None, status: str, store_id: str, told: str) -> Reindex:
     if row is None or row.status != status:
-        raise Conflict(f"vector store {store_id}: {told}; see 'appliance stores status'")
+        raise Conflict(
+            f"vector store {store_id}: {told}; see GET /v1/vector_stores/{store_id}/reindex, "
+            "or 'appliance stores status'"
+        )
     return row
 
 
@@ -287,10 +310,13 @@ def _in_the_way(row: Reindex) -> str:
         until = time_text((row.kept_until or 0) * 10**6)
         return (
             f"vector store {row.store_id} keeps its earlier collection (by {row.embedder}) until {until}; "
-            "end that with --finish, or go back to it with --rollback"
+            "end that first (step finish, on the command line --finish), or go back to it (rollback, --rollback)"
         )
     if row.status == BUILDING:
-        return f"vector store {row.store_id} is being indexed by {row.embedder}; wait, or --cancel that first"
+        return (
+            f"vector store {row.store_id} is being indexed by {row.embedder}; wait, or end that first (step cancel, on "
+            "the command line --cancel)"
+        )
     return f"vector store {row.store_id} is dropping an earlier collection; try again in a moment"
 
 

@@ -29,6 +29,7 @@ from appliance.knowledge.messages import (
     Empty,
     Failure,
     FileMessage,
+    Presence,
     ReconcileMessage,
     RerankMessage,
     SearchMessage,
@@ -58,6 +59,7 @@ class RemoteKnowledge:
     def __init__(self, context: AppContext, config_path: Path) -> None:
         self._replica = context.config.server.replica or ""
         self._served_by = self._replica
+        self._fingerprints: frozenset[str] | None = None
         self._heard = 0.0
         self._socket = socket_path(context.data_dir / "run")
         self._upstream = Upstream("http://worker", uds=self._socket)
@@ -88,6 +90,11 @@ class RemoteKnowledge:
     def ready(self) -> bool:
         """True while the worker answers."""
         return self._child.state == "ready"
+
+    @property
+    def fingerprints(self) -> frozenset[str] | None:
+        """Those that the worker last told; it knows them before it is first ready."""
+        return self._fingerprints
 
     async def start(self) -> None:
         """Start the worker and wait until it is ready. Raises StartError."""
@@ -167,7 +174,8 @@ class RemoteKnowledge:
             await self._send("/wake", _encode(Empty()), type(None))
 
     async def _probe(self) -> bool:
-        self._served_by = await self._send("/ready", _encode(Empty()), str)
+        found = await self._send("/ready", _encode(Empty()), Presence)
+        self._served_by, self._fingerprints = found.replica, found.fingerprints
         self._heard = time.monotonic()
         return True
 

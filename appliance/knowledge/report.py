@@ -25,6 +25,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     chunks: int
     blobs: int
+    stores_elsewhere: list[str] = []
+    """Stores whose vectors are in another vector store than the configured one."""
     collections_without_store: list[str]
     chunks_out_of_place: list[Misfit]
     blobs_without_file: list[str]
@@ -38,6 +40,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return sum(
             len(found)
             for found in (
+                self.stores_elsewhere,
                 self.collections_without_store,
                 self.chunks_out_of_place,
                 self.blobs_without_file,
@@ -137,5 +140,9 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     servable: bool
     """Whether an embedding model of that fingerprint is configured; else searches answer 409."""
+    backend: str | None = None
+    """The ``retrieval.vector_store`` that holds the vectors."""
+    elsewhere: bool = False
+    """Whether that is not the configured one: searches answer 503."""
     expired: bool = False
     reindex: ReindexStatus | None = None

@@ -158,8 +158,8 @@ def embedder_of(store: StoreRow, embedders: Mapping[str, BatchingEmbedder]) -> B
     present = ", ".join(f"{e.name} ({e.embedder.dimensions} numbers)" for e in embedders.values())
     raise Conflict(
         f"vector store {store.id} holds vectors of {store.embedder} ({store.dimensions} numbers), but configured is "
-        f"{present}; run 'appliance stores reindex {store.id} --embedder NAME' with one of those, or configure the "
-        "old model again",
+        f"{present}; index it by one of those (POST /v1/vector_stores/{store.id}/reindex, or 'appliance stores reindex "
+        f"{store.id} --embedder NAME'), or configure the old model again",
         code="embedding_model_changed",
     )
 

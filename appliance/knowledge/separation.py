@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from appliance.errors import BadRequest, RetrievalUnavailable, StartError
+from appliance.errors import RetrievalUnavailable, StartError
 from appliance.knowledge.filters import Attributes, Filter
-from appliance.protocols import Inventory, VectorStore
+from appliance.knowledge.placement import listing
+from appliance.protocols import VectorStore
 from appliance.types import Hit, Scope, StoredChunk
 
 
@@ -103,13 +104,13 @@ class SeparateStores:
             await self._of_tenant(tenant)
         found: dict[str, str] = {}
         for tenant, store in self._stores.items():
-            found |= dict.fromkeys(await _listing(store).collections(), tenant)
+            found |= dict.fromkeys(await listing(store).collections(), tenant)
         self._tenants |= found
         return list(found)
 
     async def chunk_ids(self, collection: str) -> Sequence[str]:
         """See ``Inventory``."""
-        return await _listing(await self._of(collection)).chunk_ids(collection)
+        return await listing(await self._of(collection)).chunk_ids(collection)
 
     async def count(self, collection: str) -> int:
         """See ``VectorStore``."""
@@ -133,9 +134,3 @@ class SeparateStores:
                 await store.start()
                 self._stores[tenant] = store
             return self._stores[tenant]
-
-
-def _listing(store: VectorStore) -> Inventory:
-    if not isinstance(store, Inventory):
-        raise BadRequest("this vector store cannot list what it holds, so it cannot be reconciled")
-    return store

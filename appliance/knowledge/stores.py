@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from appliance.errors import NotFound
-from appliance.storage import stores
+from appliance.errors import Conflict, NotFound, RetrievalUnavailable
+from appliance.storage import placing, reindexes, stores
 from appliance.storage.database import Database
+from appliance.storage.tenancy import TenantSession
 from appliance.types import Scope
 
 PREFIX = "vs_"
@@ -40,3 +41,31 @@ class StoreDirectory:
                     )
                 found[store.id if store else name] = None
         return tuple(found)
+
+
+async def check_fillable(
+    session: TenantSession, store_id: str, *, backend: str, fingerprints: Collection[str] | None
+) -> None:
+    """Whether files can come into a store: those that cannot are refused at once instead of failing later.
+
+    ``backend`` is the configured vector store; ``fingerprints`` are of the configured embedding models, ``None`` while
+    nobody knows them.
+
+    Raises:
+        NotFound: no such store.
+        RetrievalUnavailable: another vector store holds its vectors.
+        Conflict: they are of a model that is not configured, and no other one is about to take over.
+    """
+    store = await stores.get(session, store_id)
+    if not placing.is_here(store, backend):
+        raise RetrievalUnavailable(placing.told(store.id, store.backend, backend))
+    if fingerprints is None or store.fingerprint is None or store.fingerprint in fingerprints:
+        return
+    second = await reindexes.find(session, store.id)
+    if second is None or second.status != reindexes.BUILDING or second.fingerprint not in fingerprints:
+        raise Conflict(
+            f"vector store {store.id} holds vectors of the model {store.embedder}, which is not configured any more; "
+            f"index it by another one first: POST /v1/vector_stores/{store.id}/reindex, or 'appliance stores reindex "
+            f"{store.id} --embedder NAME'",
+            code="embedding_model_changed",
+        )

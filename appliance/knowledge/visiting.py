@@ -11,7 +11,7 @@ import msgspec
 from appliance.config import Config
 from appliance.context import AppContext
 from appliance.errors import ConfigError
-from appliance.knowledge.messages import Empty, ReconcileMessage, StoresMessage
+from appliance.knowledge.messages import Empty, Presence, ReconcileMessage, StoresMessage
 from appliance.knowledge.remote import send, socket_path
 from appliance.knowledge.report import ReindexOrder, Report, SourceReport, StoreStatus, SyncOrder
 from appliance.upstream import Upstream, UpstreamError
@@ -84,7 +84,7 @@ async def at_work(config: Config) -> AsyncIterator[Upkeep]:
 
 async def _answers(worker: Upstream) -> bool:
     try:
-        await send(worker, "/ready", _encode(Empty()), str)
+        await send(worker, "/ready", _encode(Empty()), Presence)
     except UpstreamError:
         return False
     return True

@@ -35,6 +35,7 @@ from appliance.knowledge.messages import (
     Empty,
     Failure,
     FileMessage,
+    Presence,
     ReconcileMessage,
     RerankMessage,
     SearchMessage,
@@ -62,7 +63,7 @@ class WorkerApp:
         self._knowledge = knowledge
         self._replica = replica
         self._operations: dict[str, Operation] = {
-            "/ready": (Empty, self._whose),
+            "/ready": (Empty, self._present),
             "/wake": (Empty, self._wake),
             "/search": (SearchMessage, lambda m: knowledge.search(m.search(), m.scope)),
             "/embed": (EmbedMessage, lambda m: knowledge.embed(m.model, m.inputs)),
@@ -106,11 +107,11 @@ class WorkerApp:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _whose(self, _: Empty) -> str:
-        """The replica that looks after this worker."""
+    async def _present(self, _: Empty) -> Presence:
+        """Who looks after this worker, and what it can embed."""
         if not self._knowledge.ready:
             raise RetrievalUnavailable("the worker is starting; try again in a moment", retry_after=1)
-        return self._replica
+        return Presence(self._replica, self._knowledge.fingerprints or frozenset())
 
     async def _wake(self, _: Empty) -> None:
         self._knowledge.wake()

@@ -28,11 +28,12 @@ from appliance.storage.tenancy import TenantSession
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
-HEAD = "0014"
+HEAD = "0015"
 """The schema revision this code works with; the newest file in ``migrations/versions``."""
 BUSY_SECONDS = 15.0
 """How long a statement waits for a lock that another transaction holds."""
 STATEMENT_SECONDS = 60.0
+_PEEK_SECONDS = 3.0
 CONNECT_SECONDS = 10.0
 """For a connection that answers, and before that for a free place among the connections."""
 _MIGRATION_LOCK = 7_214_160_512_009
@@ -70,6 +71,20 @@ class Database:
         except (SQLAlchemyError, OSError) as error:
             await self.stop()
             raise StartError(f"the database cannot be opened: {_reason(error)}; check database and data_dir") from error
+
+    async def peek(self) -> bool:
+        """Connect only if the database is there with this very schema, and change nothing; whether it is."""
+        if self._url.get_backend_name() == "sqlite" and not Path(self._url.database or "").is_file():
+            return False
+        try:
+            self._engine = _engine(self._url)
+            async with asyncio.timeout(_PEEK_SECONDS):
+                current = await self._revision() == HEAD
+        except (SQLAlchemyError, OSError):  # TimeoutError is one
+            current = False
+        if not current:
+            await self.stop()
+        return current
 
     async def stop(self) -> None:
         """Close all connections. Idempotent."""

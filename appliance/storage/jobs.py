@@ -10,6 +10,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage.ids import now
+from appliance.storage.placing import here
 from appliance.storage.tables import File, Job, Reindex, StoreFile, VectorStore
 
 LEASE_SECONDS = 60
@@ -56,8 +57,11 @@ class Work:
         return self.job_id is None
 
 
-async def claim(session: AsyncSession, owner: str, limit: int) -> list[Work]:
-    """Take up to ``limit`` jobs, those begun least often first: one that kills the worker holds up no other."""
+async def claim(session: AsyncSession, owner: str, limit: int, backend: str | None = None) -> list[Work]:
+    """Take up to ``limit`` jobs, those begun least often first: one that kills the worker holds up no other.
+
+    Jobs of stores that another vector store than ``backend`` holds wait.
+    """
     query = (
         select(Job, StoreFile, File, VectorStore, Reindex.status)
         .join(StoreFile, (StoreFile.store_id == Job.store_id) & (StoreFile.file_id == Job.file_id))
@@ -65,7 +69,7 @@ async def claim(session: AsyncSession, owner: str, limit: int) -> list[Work]:
         .join(VectorStore, VectorStore.id == Job.store_id)
         .outerjoin(Reindex, Reindex.store_id == Job.store_id)
         .where(Job.not_before <= now(), Job.lease_expires <= now())
-        .where(VectorStore.removing.is_(False), StoreFile.removing.is_(False))
+        .where(VectorStore.removing.is_(False), StoreFile.removing.is_(False), here(backend))
         .order_by(Job.attempts, Job.id)
         .limit(limit)
         .with_for_update(skip_locked=True, of=Job)
@@ -190,7 +194,8 @@ async def end(session: AsyncSession, work: Work) -> None:
     await session.execute(delete(Job).where(Job.id == work.job_id, Job.version == work.version))
 
 
-async def due(session: AsyncSession) -> bool:
+async def due(session: AsyncSession, backend: str | None = None) -> bool:
     """Whether a claim would find something; a read, so that an idle worker writes nothing."""
-    query = select(Job.id).where(Job.not_before <= now(), Job.lease_expires <= now()).limit(1)
+    query = select(Job.id).join(VectorStore, VectorStore.id == Job.store_id)
+    query = query.where(Job.not_before <= now(), Job.lease_expires <= now(), here(backend)).limit(1)
     return await session.scalar(query) is not None

@@ -29,6 +29,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from appliance.storage.ids import now, now_us
 from appliance.storage.jobs import Work
+from appliance.storage.placing import here
 from appliance.storage.tables import File, RebuiltFile, Reindex, StoreFile, VectorStore
 from appliance.storage.tables.documents import collection_name
 
@@ -89,10 +90,10 @@ async def every(session: AsyncSession) -> Sequence[Reindex]:
     return (await session.scalars(select(Reindex))).all()
 
 
-async def of_status(session: AsyncSession, status: str) -> Sequence[Reindex]:
-    """Those of one status, of stores that are not being deleted."""
+async def of_status(session: AsyncSession, status: str, backend: str | None = None) -> Sequence[Reindex]:
+    """Those of one status, of stores that ``backend`` holds and that are not being deleted."""
     query = select(Reindex).join(VectorStore, VectorStore.id == Reindex.store_id)
-    query = query.where(Reindex.status == status, VectorStore.removing.is_(False))
+    query = query.where(Reindex.status == status, VectorStore.removing.is_(False), here(backend))
     return (await session.scalars(query.order_by(Reindex.started_us))).all()
 
 
@@ -121,7 +122,7 @@ def _mine() -> ColumnElement[bool]:
     )
 
 
-def _open(query: Select[*_Columns], fingerprints: Collection[str]) -> Select[*_Columns]:
+def _open(query: Select[*_Columns], fingerprints: Collection[str], backend: str | None) -> Select[*_Columns]:
     """Over the completed files that are still to be indexed into a second collection, by one of these embedders."""
     to_do = RebuiltFile.done.is_(False) & RebuiltFile.error_code.is_(None) & (RebuiltFile.not_before <= now())
     return (
@@ -132,23 +133,27 @@ def _open(query: Select[*_Columns], fingerprints: Collection[str]) -> Select[*_C
         .outerjoin(RebuiltFile, _mine())
         .where(Reindex.status == BUILDING, Reindex.fingerprint.in_(fingerprints), VectorStore.removing.is_(False))
         .where(StoreFile.status == "completed", StoreFile.removing.is_(False))
-        .where(or_(RebuiltFile.store_id.is_(None), to_do))
+        .where(or_(RebuiltFile.store_id.is_(None), to_do), here(backend))
     )
 
 
-async def due(session: AsyncSession, limit: int, fingerprints: Collection[str]) -> list[tuple[str, str]]:
+async def due(
+    session: AsyncSession, limit: int, fingerprints: Collection[str], backend: str | None = None
+) -> list[tuple[str, str]]:
     """Store and file ids of what is to do, one store after the other, what was begun least often first.
 
     Costs about a microsecond for each file of the stores that are built, so ask for many at once.
     """
-    query = _open(select(StoreFile.store_id, StoreFile.file_id), fingerprints)
+    query = _open(select(StoreFile.store_id, StoreFile.file_id), fingerprints, backend)
     order = Reindex.started_us, func.coalesce(RebuiltFile.attempts, 0), StoreFile.created_us
     return [(store_id, file_id) for store_id, file_id in await session.execute(query.order_by(*order).limit(limit))]
 
 
-async def claim(session: AsyncSession, key: tuple[str, str], fingerprints: Collection[str]) -> Work | None:
+async def claim(
+    session: AsyncSession, key: tuple[str, str], fingerprints: Collection[str], backend: str | None = None
+) -> Work | None:
     """Begin one of them, unless it is not to do any more."""
-    query = _open(select(StoreFile, Reindex, File, RebuiltFile), fingerprints)
+    query = _open(select(StoreFile, Reindex, File, RebuiltFile), fingerprints, backend)
     query = query.where(StoreFile.store_id == key[0], StoreFile.file_id == key[1])
     found = (await session.execute(query)).one_or_none()
     if found is None:
@@ -236,7 +241,7 @@ async def try_again(session: AsyncSession, row: Reindex) -> None:
     await session.execute(delete(RebuiltFile).where(*failed))
 
 
-async def whole(session: AsyncSession, fingerprints: Collection[str]) -> Sequence[str]:
+async def whole(session: AsyncSession, fingerprints: Collection[str], backend: str | None = None) -> Sequence[str]:
     """Ids of the stores whose second collection, by one of these embedders, has all it can have: it may take over."""
     settled = or_(RebuiltFile.done, RebuiltFile.error_code.is_not(None) & Reindex.skip_failed)
     missing = exists().where(
@@ -247,7 +252,7 @@ async def whole(session: AsyncSession, fingerprints: Collection[str]) -> Sequenc
     )
     query = select(VectorStore.id).join(Reindex, Reindex.store_id == VectorStore.id)
     query = query.where(Reindex.status == BUILDING, Reindex.fingerprint.in_(fingerprints))
-    return (await session.scalars(query.where(VectorStore.removing.is_(False), ~missing))).all()
+    return (await session.scalars(query.where(VectorStore.removing.is_(False), here(backend), ~missing))).all()
 
 
 async def progress(session: AsyncSession, row: Reindex) -> Progress:

@@ -14,7 +14,8 @@ from appliance.knowledge.filters import Filter
 from appliance.storage import files, paging, stores
 from appliance.storage.attributes import condition
 from appliance.storage.ids import now_us
-from appliance.storage.tables import File, FileReader, Job, StoreFile
+from appliance.storage.placing import here
+from appliance.storage.tables import File, FileReader, Job, StoreFile, VectorStore
 from appliance.storage.tenancy import TenantSession, shared_with
 from appliance.types import PUBLIC_ACCESS, Access
 
@@ -152,11 +153,10 @@ async def fresh(session: AsyncSession, seen: StoreFile) -> None:
         row.stale = False
 
 
-async def stale(session: AsyncSession) -> Sequence[tuple[str, str]]:
-    """Store and file ids of completed files whose chunks do not have their attributes and readers yet."""
-    query = select(StoreFile.store_id, StoreFile.file_id).where(
-        StoreFile.stale.is_(True), StoreFile.status == "completed"
-    )
+async def stale(session: AsyncSession, backend: str | None = None) -> Sequence[tuple[str, str]]:
+    """Store and file ids of completed files whose chunks, in ``backend``, lack their attributes and readers yet."""
+    query = select(StoreFile.store_id, StoreFile.file_id).join(VectorStore, VectorStore.id == StoreFile.store_id)
+    query = query.where(StoreFile.stale.is_(True), StoreFile.status == "completed", here(backend))
     return [(store_id, file_id) for store_id, file_id in await session.execute(query)]
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from appliance.errors import Conflict, NotFound
 from appliance.storage import paging
 from appliance.storage.ids import new_id, now, now_us
+from appliance.storage.placing import here
 from appliance.storage.tables import StoreFile, VectorStore
 from appliance.storage.tables.documents import DAY_SECONDS
 from appliance.storage.tenancy import TenantSession
@@ -160,17 +161,17 @@ async def tenant_of(session: AsyncSession, store_id: str) -> str:
     return found
 
 
-async def expired(session: AsyncSession) -> Sequence[str]:
-    """Ids of stores that have expired and still hold something."""
+async def expired(session: AsyncSession, backend: str | None = None) -> Sequence[str]:
+    """Ids of stores that have expired and still hold something, which ``backend`` does."""
     filled = or_(VectorStore.fingerprint.is_not(None), exists().where(StoreFile.store_id == VectorStore.id))
     over = VectorStore.last_active_at + VectorStore.expires_days * DAY_SECONDS <= now()
-    query = select(VectorStore.id).where(over, VectorStore.removing.is_(False), filled)
+    query = select(VectorStore.id).where(over, VectorStore.removing.is_(False), filled, here(backend))
     return (await session.scalars(query)).all()
 
 
 async def forget_embedder(session: AsyncSession, store_id: str) -> None:
     """The store holds no vectors any more."""
-    values = {"fingerprint": None, "dimensions": None}
+    values = {"fingerprint": None, "dimensions": None, "backend": None}
     await session.execute(update(VectorStore).where(VectorStore.id == store_id).values(**values))
 
 

@@ -71,6 +71,8 @@ class VectorStore(Tenanted, Base):
     fingerprint: Mapped[str | None] = mapped_column(String(255))
     dimensions: Mapped[int | None] = mapped_column(Integer)
     metric: Mapped[str] = mapped_column(String(16), default="cosine")
+    backend: Mapped[str | None] = mapped_column(String(64))
+    """The ``retrieval.vector_store`` that holds its vectors, of both collections; ``None`` before there are any."""
     generation: Mapped[int] = mapped_column(Integer, default=0)
     """The number of the collection that is searched."""
     generations: Mapped[int] = mapped_column(Integer, default=0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import yaml
@@ -13,7 +16,10 @@ from distributions import offer  # noqa: F401 - a fixture
 
 from appliance import __version__
 from appliance.cli.main import main
+from appliance.config import load
 from appliance.knowledge import confinement
+from appliance.storage import stores
+from appliance.storage.database import Database
 
 
 @pytest.fixture
@@ -99,7 +105,7 @@ def test_check_of_a_good_configuration(run, tmp_path):
     code, out, _ = run("check", "--config", str(path), "--json")
     assert json.loads(out) | {"routes": 0} == {
         "ok": True, "config": str(path), "plugins": ["scripted"], "models": ["m"], "routes": 0,
-        "confinement_lacks": [],
+        "confinement_lacks": [], "vector_stores": "",
     }  # fmt: skip
 
 
@@ -118,6 +124,51 @@ def test_check_starts_nothing_and_writes_nothing(run, tmp_path):
     write_config(tmp_path)
     run("check")
     assert [path.name for path in tmp_path.iterdir()] == ["appliance.yaml"]
+
+
+EMBEDS = {
+    "plugins": ["memory", "onnx", "sources", "documents", "tokens"],
+    "models": [{"name": "e", "embedder": "onnx"}],
+    "retrieval": {"vector_store": "memory"},
+}
+
+
+def test_check_tells_of_stores_whose_vectors_are_not_where_the_configuration_looks(run, tmp_path):
+    async def store_elsewhere() -> None:
+        async with Database(load(tmp_path / "appliance.yaml").database_url) as database, database.session() as session:
+            row = stores.new("handbook", "e")
+            row.tenant, row.backend = "default", "milvus"
+            session.add(row)
+
+    write_config(tmp_path, **EMBEDS)
+    assert json.loads(run("check", "--json")[1])["vector_stores"] == ""
+    asyncio.run(store_elsewhere())
+    code, out, _ = run("check")
+    assert code == 0
+    assert "\nvector stores: 1 have their vectors in another vector store than retrieval.vector_store (memory)" in out
+    assert "appliance stores reconcile --repair" in json.loads(run("check", "--json")[1])["vector_stores"]
+
+
+def test_check_leaves_a_database_of_another_version_as_it_is(run, tmp_path):
+    write_config(tmp_path, **EMBEDS)
+    path = load(tmp_path / "appliance.yaml").data_path / "appliance.db"
+    path.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript("CREATE TABLE alembic_version (version_num TEXT); INSERT INTO alembic_version VALUES ('1')")
+    assert run("check")[0] == 0
+    with closing(sqlite3.connect(path)) as old:
+        assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("alembic_version",)]
+
+
+@pytest.mark.parametrize("kind", ["embedder", "reranker"])
+def test_a_model_in_a_folder_that_is_not_there_fails_the_check(run, tmp_path, kind):
+    model = {"name": "x", kind: "onnx" if kind == "embedder" else "late_interaction", "source": "file:nowhere"}
+    plugins = [*EMBEDS["plugins"], "late_interaction"]
+    others = EMBEDS["models"] if kind == "reranker" else []
+    write_config(tmp_path, **{**EMBEDS, "plugins": plugins, "models": [*others, model]})
+    code, _, err = run("check")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "nowhere" in err
 
 
 FAILURES = {

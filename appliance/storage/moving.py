@@ -1,0 +1,48 @@
+"""A store whose vectors another vector store of the configuration holds is begun anew in the one that is configured."""
+
+from __future__ import annotations
+
+from sqlalchemy import insert, literal, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from appliance.storage import reindexes
+from appliance.storage.placing import is_here
+from appliance.storage.tables import Job, StoreFile, VectorStore
+
+
+async def move(session: AsyncSession, store_id: str, backend: str) -> None:
+    """Begin a store anew in ``backend``: a new collection, by the model that was to embed it, and all files queued.
+
+    Nothing of the store may be worked on meanwhile. What was said of its collections elsewhere is forgotten.
+    """
+    store = await session.get(VectorStore, store_id, with_for_update=True)
+    if store is None or is_here(store, backend):
+        return
+    second = await reindexes.find(session, store_id, lock=True)
+    if second is not None and second.status == reindexes.BUILDING:
+        store.embedder = second.embedder
+    await reindexes.end(session, store_id)
+    store.generations += 1
+    store.generation, store.backend = store.generations, backend
+    store.fingerprint = store.dimensions = None
+    await _queue_all(session, store_id)
+
+
+async def _queue_all(session: AsyncSession, store_id: str) -> None:
+    """Every completed file is to be indexed again, as the same version."""
+    completed = StoreFile.store_id == store_id, StoreFile.status == "completed", StoreFile.removing.is_(False)
+    columns = {
+        "tenant": StoreFile.tenant,
+        "store_id": StoreFile.store_id,
+        "file_id": StoreFile.file_id,
+        "version": StoreFile.version,
+        "attempts": literal(0),
+        "not_before": literal(0),
+        "lease_expires": literal(0),
+        "percent": literal(0),
+        "pages": literal(0),
+        "begun": literal(0),
+    }
+    await session.execute(insert(Job).from_select(list(columns), select(*columns.values()).where(*completed)))
+    again = {"status": "in_progress", "chunks": 0, "usage_bytes": 0}
+    await session.execute(update(StoreFile).where(*completed).values(**again))
