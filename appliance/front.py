@@ -85,6 +85,8 @@ class Front:
         self._parts: tuple[ASGIApp, Pipeline, ServerConfig] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._draining = False
+        self.listening: dict[str, str] = {}
+        """Addresses where plugins serve, by the name of the protocol, for the summary of ``appliance serve``."""
 
     def bind(self, app: ASGIApp, pipeline: Pipeline, server: ServerConfig) -> None:
         """Called once, when the app is put together."""

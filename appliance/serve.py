@@ -100,7 +100,8 @@ async def _serve(runtime: Runtime, listener: socket.socket, began: float) -> Non
             gc.collect()
             gc.freeze()
             port, seconds = listener.getsockname()[1], time.monotonic() - began
-            click.echo(banner(runtime.config, port, seconds, guarded=_is_guarded(runtime)))
+            listening = runtime.context.front.listening
+            click.echo(banner(runtime.config, port, seconds, guarded=_is_guarded(runtime), listening=listening))
             await serving
     finally:
         server.should_exit = True

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from appliance.config import Config
+from collections.abc import Mapping
+
+from appliance.config import Config, ModelConfig
 from appliance.loopback import is_loopback
 
 QUESTION = "How do I start the appliance?"
 """Asked of a model that has documents; the default configuration's hold the answer."""
 
 
-def banner(config: Config, port: int, seconds: float, *, guarded: bool) -> str:
-    """The text; ``seconds`` is how long the start took, ``guarded`` whether callers need a credential."""
+def banner(
+    config: Config, port: int, seconds: float, *, guarded: bool, listening: Mapping[str, str] | None = None
+) -> str:
+    """The text; ``seconds`` is how long the start took, ``guarded`` whether callers need a credential.
+
+    ``listening`` are the addresses of other protocols, by name.
+    """
     host = config.server.host if config.server.host not in ("0.0.0.0", "::") else "127.0.0.1"  # noqa: S104
     host = f"[{host}]" if ":" in host else host
     base = f"http://{host}:{port}/v1"
-    chats = [model for model in config.models if model.engine or model.alias_of]
+    chats = _chats(config)
     grounded = next((model for model in chats if model.vector_stores), None)
     model = (grounded or chats[0]).name if chats else "MODEL"
     question = QUESTION if grounded else "What is the capital of France?"
@@ -24,6 +31,7 @@ def banner(config: Config, port: int, seconds: float, *, guarded: bool) -> str:
         "",
         f"ready after {seconds:.1f} s",
         f"  API      {base}   (OpenAI-compatible; document at http://{host}:{port}/openapi.json)",
+        *(f"  {name:<8} {address}" for name, address in (listening or {}).items()),
         f"  models   {', '.join(m.name + _note(m.vector_stores) for m in config.models) or 'none'}",
         f"  callers  {_callers(config.server.host, guarded)}",
         f"  probes   http://{host}:{port}/livez  /readyz",
@@ -47,6 +55,13 @@ def banner(config: Config, port: int, seconds: float, *, guarded: bool) -> str:
         "Ctrl-C stops everything.",
     ]
     return "\n".join(lines)
+
+
+def _chats(config: Config) -> list[ModelConfig]:
+    """Models for an example; those that have tasks with sound or pictures last, for they may do nothing else."""
+    media = {model.name for model in config.models if model.tasks}
+    chats = [model for model in config.models if model.engine or model.alias_of]
+    return sorted(chats, key=lambda model: (model.alias_of or model.name) in media)
 
 
 def _callers(host: str, guarded: bool) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from appliance.audit import operator
-from appliance.cli.options import config_option, examples, json_option, print_json
+from appliance.cli.options import config_option, counted, examples, json_option, print_json
 from appliance.config import Config, load
 from appliance.errors import StartError
 from appliance.source_config import SourceConfig
@@ -113,7 +113,7 @@ async def _until_indexed(config: Config, names: set[str], wait: float, *, quiet:
                 return
             if not quiet and time.monotonic() - told > 5:
                 told = time.monotonic()
-                click.echo(f"{left} documents are being indexed ...", err=True)
+                click.echo(f"{counted(left, 'document')} still to be indexed ...", err=True)
             await asyncio.sleep(_LOOK_SECONDS)
 
 
@@ -161,7 +161,7 @@ def _kind(source: SourceConfig) -> str:
 
 def _lines(row: Mapping[str, Any]) -> list[str]:
     kind = row["kind"] or "not in the configuration any more"
-    numbers = f"{row['documents']} documents, {row['indexing']} being indexed, {row['failing']} failing"
+    numbers = f"{counted(row['documents'], 'document')}, {row['indexing']} being indexed, {row['failing']} failing"
     when = datetime.fromtimestamp(row["synced_at"], UTC).strftime("%Y-%m-%d %H:%M UTC") if row["synced_at"] else "never"
     error = [f"  {row['error']}"] if row["error"] else []
     failures = [f"  {key}: {reason}" for key, reason in row["failures"].items()]
@@ -180,7 +180,7 @@ def _told(report: SourceReport) -> list[str]:
     )
     error = [f"  {report.error}"] if report.error else []
     return [
-        f"{report.name}: {report.listed} documents; {done or 'nothing new'}",
+        f"{report.name}: {counted(report.listed, 'document')}; {done or 'nothing new'}",
         *error,
         *(f"  {key}: {reason}" for key, reason in report.failures.items()),
     ]

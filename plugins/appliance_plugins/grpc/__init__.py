@@ -13,6 +13,7 @@ traces are those of its route. docs/grpc.md has the services, clients and error 
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -62,6 +63,9 @@ class Plugin:
 
     @asynccontextmanager
     async def _life(self, settings: GrpcSettings, context: AppContext) -> AsyncIterator[None]:
+        # gRPC's core would make ready for a fork whenever a child is started, and say on the terminal that it cannot;
+        # children are other programs, which know nothing of it. Read once, when the library is first used.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         from appliance_plugins.grpc.server import serving
 
         open_to_all = not context.front.guarded and not context.config.server.allow_unauthenticated
@@ -71,4 +75,6 @@ class Plugin:
                 "key and list grpc behind the authenticators, or bind 127.0.0.1"
             )
         async with serving(settings, context) as self.port:
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            context.front.listening["gRPC"] = f"{host}:{self.port}"
             yield

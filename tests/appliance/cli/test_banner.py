@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.cli.banner import banner
-from appliance.config import Config, ServerConfig
+from appliance.config import Config, ModelConfig, ServerConfig
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,18 @@ def test_the_summary_says_who_may_call(host: str, guarded: bool, callers: str) -
 def test_the_summary_s_addresses_can_be_called_from_this_machine(host: str, shown: str) -> None:
     text = banner(Config(server=ServerConfig(host=host)), 8000, 1.0, guarded=False)
     assert f"  API      http://{shown}:8000/v1 " in text
+
+
+def test_the_example_asks_a_model_that_chats_also_where_others_come_first() -> None:
+    ears = ModelConfig(name="ears", engine="openai", tasks=("transcriptions",))
+    models = (ears, ModelConfig(name="hears", alias_of="ears"), ModelConfig(name="words", engine="vllm"))
+    text = banner(Config(models=models), 8000, 1.0, guarded=False)
+    assert text.count('model": "words"') == 1
+    assert '"ears"' not in text
+    assert '"hears"' not in text
+    assert '"ears"' in banner(Config(models=models[:1]), 8000, 1.0, guarded=False)
+
+
+def test_the_summary_says_where_other_protocols_are_served() -> None:
+    text = banner(Config(), 8000, 1.0, guarded=False, listening={"gRPC": "127.0.0.1:50051"})
+    assert "\n  gRPC     127.0.0.1:50051\n" in text
