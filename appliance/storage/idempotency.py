@@ -1,11 +1,14 @@
-"""Rows of answers that are kept for ``Idempotency-Key``, and who works on those that are still to come."""
+"""Rows of answers that are kept for ``Idempotency-Key``, and who works on those that are still to come.
+
+They are in no quota, since they go by themselves: after a day, or when newer ones of their caller need the room.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -16,11 +19,30 @@ from appliance.storage.tenancy import TenantSession
 
 KEPT_SECONDS = 86_400
 LEASE_SECONDS = 30
+_DIGEST = 32
+"""Characters of the id for the caller, and as many for the key: 128 bits each."""
+
+
+class Room(NamedTuple):
+    """How much is kept: so many of the newest answers, as far as their bodies have together no more bytes."""
+
+    answers: int
+    bytes: int
+
+
+CALLER = Room(1_000, 64 * 2**20)
+"""Of each caller; looked at when an answer is kept."""
+TENANT = Room(100_000, 2**30)
+"""Of all callers of a tenant; looked at by ``prune``."""
 
 
 def row_id(tenant: str, caller: str, key: str) -> str:
-    """Under what the answer is kept: the key itself is not."""
-    return hashlib.sha256("\0".join((tenant, caller, key)).encode("utf-8", "surrogatepass")).hexdigest()
+    """Under what the answer is kept: the key itself is not. It begins with what is the same for all of a caller's."""
+    return _digest(tenant, caller) + _digest(key)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
 
 
 async def claim(session: TenantSession, kept_id: str) -> KeptAnswer:
@@ -62,8 +84,26 @@ async def renew(session: TenantSession, row: KeptAnswer) -> None:
 
 
 async def keep(session: TenantSession, row: KeptAnswer, fingerprint: str, headers: dict[str, Any], body: bytes) -> None:
-    """Keep the answer."""
+    """Keep the answer, and forget the caller's oldest where they are too many."""
     await session.execute(_own(row).values(fingerprint=fingerprint, headers=headers, body=body))
+    caller = row.id[:_DIGEST]
+    mine = KeptAnswer.id.between(caller, caller + "g")  # the ids are hexadecimal
+    await session.execute(delete(KeptAnswer).where(KeptAnswer.id.in_(_beyond(CALLER, mine)), KeptAnswer.id != row.id))
+
+
+def _beyond(room: Room, which: ColumnElement[bool]) -> Select[tuple[str]]:
+    """The ids of those finished answers among some for which their tenant has no room, newest first."""
+    newest: Any = {"partition_by": KeptAnswer.tenant, "order_by": (KeptAnswer.created_at.desc(), KeptAnswer.id)}
+    ranked = (
+        select(
+            KeptAnswer.id,
+            func.row_number().over(**newest).label("place"),
+            func.sum(func.length(KeptAnswer.body)).over(**newest).label("total"),
+        )
+        .where(which, KeptAnswer.body.is_not(None))
+        .subquery()
+    )
+    return select(ranked.c.id).where(or_(ranked.c.place > room.answers, ranked.c.total > room.bytes))
 
 
 async def let_go(session: TenantSession, row: KeptAnswer) -> None:
@@ -78,6 +118,7 @@ def _own(row: KeptAnswer) -> Any:
 
 
 async def prune(session: AsyncSession) -> None:
-    """Delete those of all tenants that are too old."""
+    """Delete those of all tenants that are too old, and those for which their tenant has no room."""
     unfinished = KeptAnswer.body.is_(None) & (KeptAnswer.lease_expires < now() - LEASE_SECONDS)
     await session.execute(delete(KeptAnswer).where(or_(KeptAnswer.created_at <= now() - KEPT_SECONDS, unfinished)))
+    await session.execute(delete(KeptAnswer).where(KeptAnswer.id.in_(_beyond(TENANT, true()))))

@@ -16,7 +16,7 @@ class KeptAnswer(Tenanted, Base):
     __tablename__ = "idempotency_keys"
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """A digest of the key, the caller and the tenant."""
+    """A digest of the tenant and the caller, and one of the key."""
     fingerprint: Mapped[str | None] = mapped_column(String(64))
     """A digest of the request: method, path, query and body."""
     headers: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
