@@ -82,6 +82,8 @@ class ModelConfig(Strict, frozen=True):
     """Names or ids of vector stores that every chat with this model searches."""
     max_num_results: Count | None = None
     """How many passages a bound store contributes; default ``retrieval.max_num_results``."""
+    rewrite_query: bool | None = None
+    """Whether chats with this model have their questions rewritten for search; default ``retrieval.rewrite_chats``."""
     pass_fields: tuple[str, ...] = ()
     """Unknown request fields that go to the engine instead of being ignored."""
     inputs: tuple[Literal["image", "audio", "video", "file"], ...] | None = None
@@ -147,7 +149,11 @@ class RetrievalConfig(Strict, frozen=True):
     default_access: Literal["public", "owner"] = "public"
     """Who sees a file in a vector store where the client says nothing: everybody of its tenant, or who put it there."""
     rewrite_model: str | None = None
-    """Name of a chat model that rewrites the queries of searches that ask for it (``rewrite_query``)."""
+    """Name of a chat model that rewrites the queries of searches and chats that ask for it (``rewrite_query``)."""
+    rewrite_chats: bool = False
+    """Have it rewrite the questions of all chats that search, where neither the client nor the model's entry says."""
+    rewrite_timeout: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
+    """Seconds it may take; then queries are searched as they are."""
     rewrite_queries: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
     """How many queries it makes of one; with more than one the query itself is searched, too."""
     separate_tenants: bool = False

@@ -90,6 +90,8 @@ def _check_models(config: Config) -> None:
             raise ConfigError(f"models[{i}].alias_of: {model.alias_of} is not a model with an engine; name one that is")
         if model.vector_stores and not config.retrieval.vector_store:
             raise ConfigError(f"models[{i}].vector_stores: retrieval is off; set retrieval.vector_store")
+        if model.rewrite_query and not config.retrieval.rewrite_model:
+            raise ConfigError(f"models[{i}].rewrite_query: no model rewrites queries; set retrieval.rewrite_model")
 
 
 def _check_retrieval(config: Config) -> None:
@@ -102,6 +104,8 @@ def _check_retrieval(config: Config) -> None:
         )
     if retrieval.reranker and not retrieval.vector_store:
         raise ConfigError("retrieval.reranker: retrieval is off; set retrieval.vector_store")
+    if retrieval.rewrite_chats and not retrieval.rewrite_model:
+        raise ConfigError("retrieval.rewrite_chats: no model rewrites queries; set retrieval.rewrite_model")
     if retrieval.rewrite_model:
         model = config.model(retrieval.rewrite_model)
         if model is None or not (model.engine or model.alias_of) or model.vector_stores:

@@ -36,6 +36,7 @@ from appliance.errors import (
 from appliance.filtering import Filters
 from appliance.knowledge.augment import Retriever
 from appliance.knowledge.file_search import file_search_tools
+from appliance.knowledge.rewriting import Rewriter
 from appliance.media.transcripts import check_filterable, filtered, is_transcript
 from appliance.media.watching import watched
 from appliance.models.inputs import check_inputs
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("appliance.pipeline")
 UNGROUNDED = "x-appliance-ungrounded"
 """The header of an answer whose documents could not be searched."""
+_CHAT = "/v1/chat/completions"
 Complete = Callable[[Call], Awaitable[Call]]
 
 
@@ -108,6 +110,7 @@ class Pipeline:
     recording: Recording
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
     retriever: Retriever | None = None
+    rewriter: Rewriter | None = None
     authenticators: Sequence[tuple[str, Authenticator]] = ()
     authorizers: Sequence[tuple[str, Authorizer]] = ()
     admitters: Sequence[tuple[str, Admitter]] = ()
@@ -187,13 +190,16 @@ class Pipeline:
         return None if await self.may(principal, "access.manage", resource) else principal.readers
 
     @asynccontextmanager
-    async def answer(self, call: Call, template: str, complete: Complete | None = None) -> AsyncIterator[Answer]:
+    async def answer(
+        self, call: Call, template: str, complete: Complete | None = None, within: TraceSpan | None = None
+    ) -> AsyncIterator[Answer]:
         """Take a call through all steps; the body of the ``async with`` sends the chunks.
 
         ``template`` is the route, for the trace. ``complete`` brings what the call goes on from, once it is admitted:
-        whoever is over a limit has nothing read. Raises any RequestError before the first chunk, and while iterating.
+        whoever is over a limit has nothing read. ``within`` is the span of the call that an ``inner`` one is made for.
+        Raises any RequestError before the first chunk, and while iterating.
         """
-        async with self._run(call, template) as (record, span, held, admissions):
+        async with self._run(call, template, within) as (record, span, held, admissions):
             if call.background:
                 await self._check_still_known(call.principal)
             inputs = self.models.resolve(call.model, call.principal).inputs
@@ -257,10 +263,11 @@ class Pipeline:
             call = await self.filters.input(call)
             if self.retriever is None:
                 raise RetrievalUnavailable("retrieval is off; set retrieval.vector_store in the configuration")
-            found = await self._findings(call, call.request, self.retriever.find, span)
-            record.call = msgspec.structs.replace(call, queries=call.request.queries, passages=tuple(found.passages))
+            search = await self._rewritten(call, call.request, span)
+            found = await self._findings(call, search, self.retriever.find, span)
+            record.call = msgspec.structs.replace(call, queries=search.queries, passages=tuple(found.passages))
             scores = await self.may(call.principal, "scores.read", call.model)
-            return Found(call.request, found.passages, found.more, _headers(admissions), scores)
+            return Found(search, found.passages, found.more, _headers(admissions), scores)
 
     @asynccontextmanager
     async def work(self, call: Call, template: str) -> AsyncIterator[tuple[Model, Mapping[str, str]]]:
@@ -298,11 +305,11 @@ class Pipeline:
 
     @asynccontextmanager
     async def _run(
-        self, call: Call, template: str
+        self, call: Call, template: str, within: TraceSpan | None = None
     ) -> AsyncIterator[tuple[CallRecord, TraceSpan, AsyncExitStack, list[Admission]]]:
         """What surrounds the steps: everything held is given back, errors are translated, the record is told."""
         record = CallRecord(call=call)
-        span = self.telemetry.start_call(call, template)
+        span = self._open_call(call, template, within)
         admissions: list[Admission] = []
         try:
             async with AsyncExitStack() as held:
@@ -320,6 +327,13 @@ class Pipeline:
             raise shown from error
         finally:
             await self.recording.record(record, span)
+
+    def _open_call(self, call: Call, template: str, within: TraceSpan | None) -> TraceSpan:
+        """The span of a call: the server's own, or a step of the call that it is made for."""
+        if within is None:
+            return self.telemetry.start_call(call, template)
+        attributes = {"gen_ai.operation.name": "chat", "gen_ai.request.model": call.model}
+        return self.telemetry.start_step(within, "rewrite", attributes)
 
     async def _admit(self, call: Call, record: CallRecord, held: AsyncExitStack, admissions: list[Admission]) -> None:
         """Enter every lease, and note what it grants."""
@@ -344,6 +358,7 @@ class Pipeline:
         search = self.retriever.search_of(call, self.models)
         if search is None:
             return call
+        search = await self._rewritten(call, search, span)
         tokenizer = self.models.resolve(call.model, call.principal).tokenizer
         try:
             found = await self._findings(call, search, partial(self.retriever.search, tokenizer=tokenizer), span)
@@ -353,6 +368,15 @@ class Pipeline:
             log.warning("call %s is answered without documents: %s", call.id, error)
             return msgspec.structs.replace(self.retriever.augment(call, ()), ungrounded=True)
         return self.retriever.augment(call, found.passages, search.queries)
+
+    async def _rewritten(self, call: Call, search: Search, span: TraceSpan) -> Search:
+        """The search in a model's words, where that is wished and the caller may use the model."""
+        rewriter = self.rewriter
+        if not search.rewrite or rewriter is None or not search.queries:
+            return search
+        if not await self.may(call.principal, "models.use", rewriter.model):
+            return search
+        return await rewriter.rewritten(call, search, partial(self.answer, template=_CHAT, within=span))
 
     async def _findings(
         self, call: Call, search: Search, find: Callable[[Call, Search], Awaitable[Findings]], span: TraceSpan

@@ -29,6 +29,7 @@ from appliance.knowledge.augment import Retriever
 from appliance.knowledge.chunking import check_chunker
 from appliance.knowledge.figures import IngestionFigures
 from appliance.knowledge.report import SyncOrder
+from appliance.knowledge.rewriting import rewriter_of
 from appliance.knowledge.sources.opening import seeds
 from appliance.knowledge.sources.waiting import until_indexed
 from appliance.knowledge.stores import StoreDirectory
@@ -356,6 +357,7 @@ def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, con
         models=models,
         tenants=config.auth.tenants,
         retriever=retriever,
+        rewriter=rewriter_of(config.retrieval),
         authenticators=authenticators,
         authorizers=authorizers,
         admitters=plugins.admitters(),

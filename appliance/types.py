@@ -164,6 +164,8 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """How many chunks before and behind it in its file a passage brings with it."""
     offset: int = 0
     """How many of the best are passed over: those of earlier pages."""
+    rewrite: bool = False
+    """Whether a model puts the queries into other words first (``knowledge.rewriting``)."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +195,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     background: bool = False
     """Nobody waits for the answer, so others go first."""
+    inner: bool = False
+    """Made for another call that is admitted already: it takes no place and waits in no queue; what it uses counts."""
     headers: Mapping[str, str] = {}
     queries: tuple[str, ...] = ()
     """What was searched for before the answer; empty where nothing was."""

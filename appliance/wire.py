@@ -117,6 +117,8 @@ class FileSearch(msgspec.Struct, kw_only=True):
     max_num_results: Annotated[int, msgspec.Meta(ge=1, le=50)] | None = None
     filters: dict[str, Any] | None = None
     ranking_options: dict[str, Any] | None = None
+    rewrite_query: bool | None = None
+    """Not OpenAI's tool's, but of its search API: a model makes a query of the question; ``None``: as configured."""
 
 
 class _Sampling(_Wire):

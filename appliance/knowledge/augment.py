@@ -61,6 +61,7 @@ class Retriever:
             queries=(question,) if question else (),
             limit=tool.max_num_results or bound.max_num_results or self._config.max_num_results,
             where=parse_filter(tool.filters or None, "tools.filters"),
+            rewrite=_first(tool.rewrite_query, bound.rewrite_query, self._config.rewrite_chats),
             **parse_ranking(tool.ranking_options or None).as_search(self._config),
         )
 
@@ -130,6 +131,11 @@ class Retriever:
 def scope_of(principal: Principal) -> Scope:
     """What a caller may see: everything public in their tenant, their own, and their groups'."""
     return Scope(tenant=principal.tenant, readers=principal.readers, stores=principal.stores)
+
+
+def _first(*wishes: bool | None) -> bool:
+    """Whoever says something first is heeded: the client, the model's entry, then the configuration."""
+    return next((wish for wish in wishes if wish is not None), False)
 
 
 def _read_tool(tools: list[dict[str, Any]]) -> FileSearch:

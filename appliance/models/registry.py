@@ -29,6 +29,7 @@ class Model:
     engine: Engine
     vector_stores: tuple[str, ...] = ()
     max_num_results: int | None = None
+    rewrite_query: bool | None = None
     pass_fields: frozenset[str] = frozenset()
     inputs: tuple[str, ...] | None = None
     """Kinds of message parts that it reads beside text; ``None``: its engine knows."""
@@ -189,6 +190,7 @@ def _entry(model: ModelConfig, serves: str, engine: Engine) -> Model:
         engine=engine,
         vector_stores=model.vector_stores,
         max_num_results=model.max_num_results,
+        rewrite_query=model.rewrite_query,
         pass_fields=frozenset(model.pass_fields),
         inputs=model.inputs,
         tokenizer=engine if isinstance(engine, Tokenizer) else None,

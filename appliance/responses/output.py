@@ -93,17 +93,18 @@ class ResponseBuilder:
         yield self.event("response.queued", response=self._snapshot())
 
     def begin(
-        self, passages: Sequence[Passage] = (), question: str | None = None, *, scores: bool = False
+        self, passages: Sequence[Passage] = (), queries: Sequence[str] = (), *, scores: bool = False
     ) -> Iterator[Json]:
         """``created``, ``in_progress``, and the search that came before the answer; with ``scores`` where it may."""
         if self.number == 0:
             yield self.event("response.created", response=self._snapshot())
         yield self.event("response.in_progress", response=self._snapshot())
-        if question is not None:
-            yield from self._search(passages, question, scores)
+        if queries:
+            yield from self._search(passages, queries, scores)
 
-    def _search(self, passages: Sequence[Passage], question: str, scores: bool) -> Iterator[Json]:
-        call: Json = {"id": new_id("fs_"), "type": "file_search_call", "status": "in_progress", "queries": [question]}
+    def _search(self, passages: Sequence[Passage], queries: Sequence[str], scores: bool) -> Iterator[Json]:
+        asked: Json = {"status": "in_progress", "queries": list(queries)}
+        call: Json = {"id": new_id("fs_"), "type": "file_search_call", **asked}
         opened = self._open({**call, "results": None})
         yield self.event("response.output_item.added", output_index=opened.index, item=dict(opened.item))
         for step in ("in_progress", "searching", "completed"):

@@ -189,8 +189,7 @@ class Responses:
         async with self.pipeline.answer(call, PATH, complete) as answer:
             if add_headers is not None:
                 add_headers(answer.headers)
-            query = answer.call.queries[0] if answer.call.queries else None
-            await send(builder.begin(answer.call.passages, query, scores=answer.scores))
+            await send(builder.begin(answer.call.passages, answer.call.queries, scores=answer.scores))
             async for chunk in answer:
                 await send(builder.feed(chunk.body))
 

@@ -105,8 +105,12 @@ class FairQueues:
         return {name: queue.depth for name, queue in self._queues.items()}
 
     def admit(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """A lease that waits for the call's turn. Work that is no generation, as a search, does not queue here."""
-        queue = self._queue_of.get(call.model) if call.operation in _QUEUED else None
+        """A lease that waits for the call's turn. Work that is no generation, as a search, does not queue here.
+
+        Neither does what is made for a call that has its place: all places could be of calls that wait for theirs.
+        """
+        queues = call.operation in _QUEUED and not call.inner
+        queue = self._queue_of.get(call.model) if queues else None
         return Lease(queue, call, self._flow(call)) if queue else _FREE
 
     def _flow(self, call: Call) -> _Flow:

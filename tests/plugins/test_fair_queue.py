@@ -166,6 +166,12 @@ async def test_an_alias_waits_in_its_models_queue_and_other_models_do_not(tmp_pa
             pass
 
 
+async def test_what_is_made_for_a_call_that_has_its_place_waits_for_none(tmp_path):
+    made = queues(tmp_path, max_running=1, reserved=0, max_queued=0)
+    async with lease(made), made.admit(msgspec.structs.replace(call_to("m"), inner=True)):
+        assert made.depths()["m"] == 0
+
+
 @pytest.mark.parametrize(
     "fields", [{"models": {"embedder": 3}}, {"models": {"nobody": 3}}, {"priorities": {"support": 1}}]
 )

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
+import msgspec
 import pytest
 
+from appliance.config import parse
+from appliance.errors import ConfigError
+from appliance.knowledge.rewriting import earlier_turns
+from appliance.plugin import ChatRequest
 from appliance.testing import Emit, Fail, ScriptedPlugin, make_app, serving
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 
@@ -46,3 +53,49 @@ async def test_no_more_queries_are_searched_than_a_client_may_ask_for(tmp_path) 
 @pytest.mark.parametrize("count", [1, 3])
 async def test_where_the_model_has_no_query_the_client_s_is_searched(tmp_path, script, count) -> None:
     assert await search(tmp_path, script, ["a question"], rewrite_queries=count) == ["a question"]
+
+
+def turns(*said: tuple[str, object]) -> list[str]:
+    messages = [{"role": role, "content": text} for role, text in said]
+    return earlier_turns(msgspec.convert({"model": "m", "messages": messages}, ChatRequest))
+
+
+def test_what_was_said_before_the_question_is_read_and_nothing_else() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "text", "text": "this\none"}]
+    said = [
+        ("system", "secret"),
+        ("user", parts),
+        ("assistant", "a  bird"),
+        ("tool", "42"),
+        ("assistant", None),
+        ("user", "how much?"),
+        ("assistant", "let me look"),
+        ("tool", "43"),
+    ]
+    assert turns(*said) == ["user: this one", "assistant: a bird"]
+    assert turns(("user", "how much?")) == turns(("system", "no question")) == []
+
+
+def test_of_a_long_conversation_the_newest_turns_are_read_and_of_each_its_beginning() -> None:
+    said = [("user", f"{i} " + "x" * 10_000) for i in range(20)]
+    read = turns(*said, ("user", "how much?"))
+    assert [line.split()[1] for line in read] == ["14", "15", "16", "17", "18", "19"]
+    assert all(len(line) < 650 for line in read)
+
+
+@pytest.mark.parametrize(
+    ("retrieval", "model", "told"),
+    [
+        ({"rewrite_chats": True}, {}, "retrieval.rewrite_chats: no model rewrites queries"),
+        ({}, {"rewrite_query": True}, r"models\[0\].rewrite_query: no model rewrites queries"),
+        ({"rewrite_model": "words", "rewrite_chats": True}, {}, "words must be a chat model"),
+        ({"rewrite_model": "m", "rewrite_timeout": 0}, {}, r"retrieval\.rewrite_timeout"),
+    ],
+)
+def test_rewriting_without_a_model_for_it_is_a_mistake(tmp_path, retrieval, model, told) -> None:
+    config = {
+        "models": [{"name": "m", "engine": "openai", **model}, {"name": "words", "embedder": "onnx"}],
+        "retrieval": {"vector_store": "memory", **retrieval},
+    }
+    with pytest.raises(ConfigError, match=told):
+        parse(json.dumps(config), folder=tmp_path)

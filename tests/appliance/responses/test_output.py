@@ -46,8 +46,8 @@ USAGE = {
 }
 
 
-def events(made: ResponseBuilder, *chunks: dict, passages=(), question=None) -> list[dict]:
-    found = [*map(msgspec.json.encode, made.begin(passages, question, scores=True))]
+def events(made: ResponseBuilder, *chunks: dict, passages=(), queries=()) -> list[dict]:
+    found = [*map(msgspec.json.encode, made.begin(passages, queries, scores=True))]
     for chunk in chunks:
         found += map(msgspec.json.encode, made.feed(chunk))
     found += map(msgspec.json.encode, made.finish())
@@ -185,11 +185,11 @@ def test_an_answer_that_was_cut_is_incomplete_with_the_reason(finish, reason) ->
 
 
 def test_a_search_comes_first_with_its_results_only_when_asked_for() -> None:
-    without = check(events(builder(), delta(content="25"), delta("stop"), passages=[PASSAGE], question="How many?"))
+    without = check(events(builder(), delta(content="25"), delta("stop"), passages=[PASSAGE], queries=["How many?"]))
     assert without.output[0].queries == ["How many?"]
     assert without.output[0].results is None
     found = events(
-        builder(include=[RESULTS]), delta(content="25"), delta("stop"), passages=[PASSAGE], question="How many?"
+        builder(include=[RESULTS]), delta(content="25"), delta("stop"), passages=[PASSAGE], queries=["How many?"]
     )
     assert kinds(found)[2:7] == [
         "output_item.added",
@@ -205,7 +205,7 @@ def test_a_search_comes_first_with_its_results_only_when_asked_for() -> None:
 def test_O_27_citations_are_annotations_of_the_text_whose_index_fits_it() -> None:
     citation = {"type": "file_citation", "file_id": "file-1", "filename": "a.md", "index": 2, "quote": "Leave"}
     found = events(
-        builder(), delta(content="25"), delta("stop", annotations=[citation]), passages=[PASSAGE], question="q"
+        builder(), delta(content="25"), delta("stop", annotations=[citation]), passages=[PASSAGE], queries=["q"]
     )
     added = next(event for event in found if event["type"] == "response.output_text.annotation.added")
     answer = check(found)

@@ -1,6 +1,7 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 from limits_kit import Clock, call_of, limits
 from redis_server import RedisServer
@@ -105,6 +106,20 @@ async def test_a_minutes_requests_may_come_at_once_and_then_evenly():
     with pytest.raises(RateLimited):
         await admit(admitter)
     await admit(admitter, "another caller")
+
+
+async def test_what_is_made_for_another_call_takes_tokens_and_no_request_and_no_place():
+    admitter = limits(key={"max_concurrent": 1, "requests_per_minute": 1, "tokens_per_day": 1_000})
+    inner = msgspec.structs.replace(call_of(max_tokens=50), inner=True)
+    async with admitter.admit(call_of(max_tokens=50)):
+        admission = await finished(admitter, inner, Usage(100, 50))
+        assert set(admission.headers) >= {"x-ratelimit-remaining-tokens"}
+        again = msgspec.structs.replace(call_of(max_tokens=900), inner=True)
+        with pytest.raises(RateLimited, match="tokens"):
+            await finished(admitter, again, None)
+    alone = limits(max_concurrent=1)
+    async with alone.admit(call_of()), alone.admit(inner):
+        pass
 
 
 async def test_a_days_requests_end_at_midnight_utc():
