@@ -16,7 +16,7 @@ from appliance.knowledge.fusion import Leg, fuse_ranks, fuse_scores
 from appliance.knowledge.neighbors import Neighborhood
 from appliance.knowledge.reranking import rerank
 from appliance.protocols import Reranker, VectorStore
-from appliance.storage import store_files, stores
+from appliance.storage import searches, stores
 from appliance.storage.database import Database
 from appliance.storage.tables import VectorStore as StoreRow
 from appliance.types import Findings, Fusion, Hit, Passage, Scope, Search
@@ -62,7 +62,7 @@ class Searcher:
         # chunks are being changed.
         async with self.database.tenant(scope.tenant, readers=scope.readers, write=False) as session:
             file_ids = {item.hit.chunk.file_id for item in found.values()}
-            names = await store_files.filenames(session, rows.keys(), file_ids)
+            names = await searches.filenames(session, rows.keys(), file_ids)
         passages = await self._reranked(search, _passages(scores, found, names))
         fit = [passage for passage in passages if passage.score >= search.score_threshold]
         end = search.offset + search.limit
@@ -97,8 +97,7 @@ class Searcher:
         """
         async with self.database.tenant(scope.tenant, stores=scope.stores, write=False) as session:
             ids = dict.fromkeys(search.store_ids)
-            rows = [await stores.get_usable(session, store_id) for store_id in ids]
-            denied = await store_files.hidden_chunks(session, ids, scope.readers)
+            rows, denied = await searches.searched(session, ids, scope.readers)
         stale = [row.id for row in rows if stores.is_stale(row)]
         if stale:
             async with self.database.tenant(scope.tenant) as session:

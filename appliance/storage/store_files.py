@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import lazyload
 
@@ -16,7 +16,7 @@ from appliance.storage.attributes import condition
 from appliance.storage.ids import now_us
 from appliance.storage.placing import here
 from appliance.storage.tables import File, FileReader, Job, StoreFile, VectorStore
-from appliance.storage.tenancy import TenantSession, shared_with
+from appliance.storage.tenancy import TenantSession
 from appliance.types import PUBLIC_ACCESS, Access
 
 
@@ -109,19 +109,6 @@ async def page(
     return await paging.fetch(session, query, (StoreFile.created_us, StoreFile.file_id), wanted)
 
 
-async def filenames(
-    session: TenantSession, store_ids: Collection[str], file_ids: Collection[str]
-) -> dict[tuple[str, str], str]:
-    """File names by store and file id; only of files that are whole and not being removed."""
-    query = (
-        select(StoreFile.store_id, StoreFile.file_id, File.filename)
-        .join(File, File.id == StoreFile.file_id)
-        .where(StoreFile.status == "completed", StoreFile.removing.is_(False))
-        .where(StoreFile.store_id.in_(store_ids), StoreFile.file_id.in_(file_ids))
-    )
-    return {(row.store_id, row.file_id): row.filename for row in await session.execute(query)}
-
-
 async def set_attributes(session: AsyncSession, store_id: str, file_id: str, attributes: Mapping[str, Any]) -> None:
     """Replace a file's attributes in a store."""
     await session.execute(_one(update(StoreFile), store_id, file_id).values(attributes=dict(attributes), stale=True))
@@ -158,17 +145,6 @@ async def stale(session: AsyncSession, backend: str | None = None) -> Sequence[t
     query = select(StoreFile.store_id, StoreFile.file_id).join(VectorStore, VectorStore.id == StoreFile.store_id)
     query = query.where(StoreFile.stale.is_(True), StoreFile.status == "completed", here(backend))
     return [(store_id, file_id) for store_id, file_id in await session.execute(query)]
-
-
-async def hidden_chunks(session: TenantSession, store_ids: Collection[str], readers: Collection[str]) -> int:
-    """How many chunks of restricted files in these stores nobody with these reader terms may see.
-
-    Costs about a microsecond for each restricted file.
-    """
-    query = select(func.coalesce(func.sum(StoreFile.chunks), 0)).where(
-        StoreFile.store_id.in_(store_ids), StoreFile.public.is_(False), ~shared_with(readers)
-    )
-    return int(await session.scalar(query) or 0)
 
 
 async def settled(session: AsyncSession) -> tuple[Sequence[StoreFile], set[tuple[str, str]]]:

@@ -61,7 +61,10 @@ def new(
 
 async def get(session: TenantSession, store_id: str, *, lock: bool = False) -> VectorStore:
     """One store. ``lock`` keeps others from changing or locking it until the transaction ends. Raises NotFound."""
-    found = await session.get(VectorStore, store_id, with_for_update=lock or None)
+    return _there(await session.get(VectorStore, store_id, with_for_update=lock or None), store_id)
+
+
+def _there(found: VectorStore | None, store_id: str) -> VectorStore:
     if found is None:
         raise NotFound(
             f"no vector store has the id {store_id[:64]!r}; GET /v1/vector_stores lists them", param="vector_store_id"
@@ -71,7 +74,12 @@ async def get(session: TenantSession, store_id: str, *, lock: bool = False) -> V
 
 async def get_usable(session: TenantSession, store_id: str, *, lock: bool = False) -> VectorStore:
     """One store that takes files and answers searches. Raises NotFound; Conflict if it expired or is being deleted."""
-    store = await get(session, store_id, lock=lock)
+    return usable(await get(session, store_id, lock=lock), store_id)
+
+
+def usable(found: VectorStore | None, store_id: str) -> VectorStore:
+    """What was found of that id, if it takes files and answers searches. Raises as ``get_usable``."""
+    store = _there(found, store_id)
     if store.removing:
         raise Conflict(f"vector store {store.id} is being deleted; repeat the DELETE if it does not go")
     if has_expired(store):

@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import delete, exists, func, insert, select, text, update
 from sqlalchemy.orm import aliased
 
-from appliance.errors import Forbidden, NotFound
+from appliance.errors import Conflict, Forbidden, NotFound
 from appliance.http.requests import Page
-from appliance.storage import batches, files, jobs, store_files, stores
+from appliance.storage import batches, files, jobs, searches, store_files, stores
 from appliance.storage.database import Database
 from appliance.storage.ids import now_us
 from appliance.storage.tables import Base, File, FileBatch, Job, StoreFile, Tenanted, VectorStore
@@ -217,15 +217,34 @@ async def test_b16_no_form_of_query_shows_a_document_to_others_than_its_readers(
         assert counts.total == len(expected)
         rows, _ = await store_files.page(session, store, Page(limit=100))
         assert {row.file_id for row in rows} == expected
-        assert set(
-            await store_files.filenames(session, [store], ["file-all", "file-alice", "file-hr", "file-none"])
-        ) == {(store, file) for file in expected}
+        assert set(await searches.filenames(session, [store], ["file-all", "file-alice", "file-hr", "file-none"])) == {
+            (store, file) for file in expected
+        }
         for file in ("file-alice", "file-hr", "file-none"):
             assert (await store_files.find(session, store, file) is None) == (file not in expected)
             assert (await session.get(File, file) is None) == (file not in expected)
-    async with database.tenant("a", write=False) as session:
-        hidden = await store_files.hidden_chunks(session, [store], readers or ())
+    for reach in (None, frozenset({store}), frozenset({"shared", "another"})):
+        async with database.tenant("a", stores=reach, write=False) as session:
+            (row,), hidden = await searches.searched(session, [store], readers or ())
+        assert row.id == store
         assert hidden == (3 if readers is None else 4 - len(expected) - ("*" not in readers))
+
+
+async def test_a_search_gets_its_stores_in_its_own_order_or_not_at_all(database) -> None:
+    first, (second, _, _) = await share(database), await fill(database, "a")
+    async with database.tenant("a", write=False) as session:
+        rows, hidden = await searches.searched(session, [second, first], ("*",))
+        assert [row.id for row in rows] == [second, first]
+        assert hidden == 3
+    for tenant, reach in (("b", None), ("a", frozenset({"shared"}))):
+        async with database.tenant(tenant, stores=reach, write=False) as session:
+            with pytest.raises(NotFound, match=second):
+                await searches.searched(session, [second, first], ("*",))
+    async with database.tenant("a") as session:
+        await stores.begin_removal(session, second)
+    async with database.tenant("a", write=False) as session:
+        with pytest.raises(Conflict, match="being deleted"):
+            await searches.searched(session, [first, second], ("*",))
 
 
 async def test_b16_what_one_may_not_see_is_neither_changed_nor_deleted(database) -> None:
