@@ -7,11 +7,12 @@
     retrieval:
       reranker: minilm-tokens
 
-MaxSim is, for each token of the query, the cosine to the nearest token of the passage; of these the mean. The token
-vectors are those of an ordinary sentence-transformers model before it pools them, computed at each search. Such a model
-was not trained for this, and MaxSim alone orders worse than the fusion before it (Cranfield, nDCG@10: 0.525 against
-0.566). As a quarter of the score it helps a little (0.568; docstrings 0.786 against 0.780), as half of it less than
-nothing (0.563).
+MaxSim is, for each token of the query, the cosine to the nearest token of the passage; of these the mean, over the
+words that say what is looked for. The token vectors are those of an ordinary sentence-transformers model before it
+pools them, computed at each search. Such a model was not trained for this, and MaxSim alone orders worse than the
+fusion before it. As a quarter of the score it helps a little (nDCG@10 with the best 20 reranked: Cranfield 0.572
+against 0.569, docstrings 0.811 against 0.810), as half of it less than nothing (0.561). With the function words of the
+question it was 0.570 and 0.806.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from appliance.plugin import (
 )
 from appliance_retrieval.onnx_loading import OnnxOptions, load_model
 from appliance_retrieval.onnx_model import OnnxModel
+from appliance_retrieval.terms import says_something
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,7 +80,7 @@ class LateInteraction:
         model, thread, loop = self._model, self._thread, asyncio.get_running_loop()
         if model is None or thread is None:
             raise RetrievalUnavailable("the reranker is stopped; try again later")
-        tokens = await loop.run_in_executor(thread, token_vectors, model, query)
+        tokens = await loop.run_in_executor(thread, query_vectors, model, query)
         jobs = (loop.run_in_executor(thread, _likeness, model, tokens, passage.text) for passage in passages)
         found = await asyncio.gather(*jobs)  # cancelling it drops the jobs that have not begun
         scored = [_rescored(passage, likeness) for passage, likeness in zip(passages, found, strict=True)]
@@ -90,6 +92,13 @@ def token_vectors(model: OnnxModel, text: str) -> NDArray[np.float32]:
     import numpy as np
 
     return np.concatenate([model.encode_tokens(window) for window in model.windows(model.token_ids(text))])
+
+
+def query_vectors(model: OnnxModel, query: str) -> NDArray[np.float32]:
+    """Those of the words to look for; of all where there are none."""
+    vectors = token_vectors(model, query)
+    kept = [row for row, word in enumerate(model.token_words(query)) if says_something(word)]
+    return vectors[kept] if kept else vectors
 
 
 def _rescored(passage: Passage, likeness: float) -> Passage:

@@ -70,6 +70,12 @@ class OnnxModel:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def token_words(self, text: str) -> list[str]:
+        """For each of a text's tokens the word that it is a part of."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        places = [None if word is None else encoding.word_to_chars(word) for word in encoding.word_ids]
+        return ["" if place is None else text[slice(*place)] for place in places]
+
     def checked_ids(self, ids: Sequence[int], param: str) -> list[int]:
         """Token ids from a client, without special tokens at the ends.
 

@@ -46,6 +46,12 @@ def query_terms(text: str) -> list[str]:
     return search_terms(" ".join(words)) or search_terms(text)
 
 
+def says_something(word: str) -> bool:
+    """Whether a word of a question is one to look for: no punctuation, and none that only makes a question of it."""
+    word = word.lower()
+    return _WORD.search(word) is not None and word not in _STOP_WORDS and word not in _QUESTION_WORDS
+
+
 @functools.lru_cache(maxsize=65_536)
 def _stem(word: str) -> str:
     return str(_stemmer().stemWord(word))

@@ -61,6 +61,18 @@ async def test_the_end_of_a_long_passage_counts(reranker: Reranker) -> None:
 
 
 @pytest.mark.model
+async def test_words_that_only_make_a_question_of_it_count_nothing(reranker: Reranker) -> None:
+    bare = await reranker.rerank("zebrafinch", passages(["A zebrafinch.", "What is it, and where and how?"]))
+    asked = await reranker.rerank(
+        "What is a zebrafinch?", passages(["A zebrafinch.", "What is it, and where and how?"])
+    )
+    assert [item.chunk_id for item in asked] == ["chunk-0", "chunk-1"]
+    assert [item.score for item in asked] == pytest.approx([item.score for item in bare], abs=0.25)
+    nothing_else = await reranker.rerank("What is it?", passages(["What is it?", "An owl."]))
+    assert nothing_else[0].score > 0.99
+
+
+@pytest.mark.model
 async def test_a_cancelled_search_gives_up_its_place(reranker: Reranker) -> None:
     long = asyncio.create_task(reranker.rerank(QUERY, passages(["words " * 200] * 500)))
     await asyncio.sleep(0.1)
