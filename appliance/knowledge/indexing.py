@@ -1,5 +1,8 @@
 """Indexing one file: parse, cut into chunks, embed in batches, write to the vector store.
 
+The next group is cut while one is embedded, and embedded while the one before is written, so that the embedder, the
+slowest of them, does not wait for the others.
+
 Nothing here is final: chunks count only once they are sealed and the file's row says ``completed``. Every run
 begins by deleting what an earlier one left, and makes the same chunk ids again.
 """
@@ -7,10 +10,11 @@ begins by deleting what an earlier one left, and makes the same chunk ids again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from appliance.errors import BadRequest, Conflict, IngestionError, InvalidFile, RetrievalUnavailable
 from appliance.knowledge.embedding import BatchingEmbedder
@@ -24,10 +28,13 @@ from appliance.storage.jobs import Work
 from appliance.types import Document, Span, StoredChunk
 
 WRITE_CHUNKS = 256
-"""Chunks embedded and written at a time: what a cancellation waits for, and what memory holds."""
-SECTION_CHARACTERS = 4_000_000
-"""Texts are cut into tokens and chunks so much at a time; a token takes some 120 bytes."""
+"""Chunks embedded and written at a time: what a cancellation waits for. Memory holds three such groups of a file."""
+SECTION_CHARACTERS = 500_000
+"""Texts are cut into tokens and chunks so much at a time: a token takes some 120 bytes, and making them keeps searches
+waiting."""
 _T = TypeVar("_T")
+_Group: TypeAlias = tuple[Sequence[StoredChunk], bytes]
+"""Chunks and their vectors."""
 
 
 @dataclass
@@ -72,11 +79,12 @@ class Indexer:
         embedder = self._embedder(work)
         await self._prepare(work, embedder)
         written = Written(work, 0, 0, document.notes, work.attributes, work.readers)
-        for start, end in sections(document.text):
-            section = document.part(start, end)
-            spans = await asyncio.to_thread(self._split, section, embedder, work)
-            chunks = [_chunk(work, section, span, written.chunks + i, start) for i, span in enumerate(spans)]
-            await self._write(written, embedder, chunks, progress)
+        async with aclosing(one_ahead(self._embedded(document, embedder, work))) as groups:
+            async for group, vectors in groups:
+                await uninterrupted(self.backend.upsert(work.collection, group, vectors))
+                written.chunks += len(group)
+                written.usage_bytes += len(vectors) + sum(len(chunk.text.encode()) for chunk in group)
+                progress.indexed(group[-1].end)
         if written.chunks == 0:
             raise InvalidFile("the file holds no text; upload one with text in it")
         return written
@@ -102,6 +110,35 @@ class Indexer:
             f"{work.store_id} --embedder {self.default.name}') or configure the old model again, then attach the file "
             "again"
         )
+
+    async def _embedded(
+        self, document: Document, embedder: BatchingEmbedder, work: Work
+    ) -> AsyncGenerator[_Group, None]:
+        """Groups of chunks with their vectors."""
+        async with aclosing(one_ahead(self._cut(document, embedder, work))) as groups:
+            async for group in groups:
+                try:
+                    rows = await embedder.embed([chunk.searchable for chunk in group], bulk=True)
+                except BadRequest as error:
+                    raise IngestionError(f"the embedding model refused a piece of the file: {error}") from error
+                yield group, rows.vectors
+
+    async def _cut(
+        self, document: Document, embedder: BatchingEmbedder, work: Work
+    ) -> AsyncGenerator[Sequence[StoredChunk], None]:
+        """Groups of chunks, in the order of the text."""
+        text, start, count = document.text, 0, 0
+        while start < len(text):
+            end = section_end(text, start)
+            section = document.part(start, end)
+            spans = await asyncio.to_thread(self._split, section, embedder, work)
+            if end < len(text) and len(spans) > 1 and spans[-1].start > 0:  # it may go on in the next section
+                spans, end = spans[:-1], start + spans[-1].start
+            for first in range(0, len(spans), WRITE_CHUNKS):
+                group = spans[first : first + WRITE_CHUNKS]
+                yield [_chunk(work, section, span, count + i, start) for i, span in enumerate(group)]
+                count += len(group)
+            start = end
 
     def _split(self, document: Document, embedder: BatchingEmbedder, work: Work) -> Sequence[Span]:
         """Runs in a thread. Raises IngestionError for a chunker that is not there any more."""
@@ -130,31 +167,13 @@ class Indexer:
                 )
         await uninterrupted(self.backend.delete_file(work.collection, work.file_id))
 
-    async def _write(
-        self, written: Written, embedder: BatchingEmbedder, chunks: Sequence[StoredChunk], progress: Progress
-    ) -> None:
-        """Embed and write chunks, a group at a time."""
-        for first in range(0, len(chunks), WRITE_CHUNKS):
-            group = chunks[first : first + WRITE_CHUNKS]
-            try:
-                rows = await embedder.embed([chunk.searchable for chunk in group], bulk=True)
-            except BadRequest as error:
-                raise IngestionError(f"the embedding model refused a piece of the file: {error}") from error
-            await uninterrupted(self.backend.upsert(written.work.collection, group, rows.vectors))
-            written.chunks += len(group)
-            progress.indexed(group[-1].end)
-            written.usage_bytes += len(rows.vectors) + sum(len(chunk.text.encode()) for chunk in group)
 
-
-def sections(text: str, limit: int = SECTION_CHARACTERS) -> Iterator[tuple[int, int]]:
-    """Cut a long text where a paragraph, line or word ends, so that its tokens need not be in memory all at once."""
-    start = 0
-    while len(text) - start > limit:
-        ends = (text.rfind(mark, start + limit // 2, start + limit) for mark in ("\n\n", "\n", " "))
-        end = next((found + 1 for found in ends if found > 0), start + limit)
-        yield start, end
-        start = end
-    yield start, len(text)
+def section_end(text: str, start: int, limit: int = SECTION_CHARACTERS) -> int:
+    """Where a section that begins at ``start`` ends: behind a paragraph, line or word, or where the text does."""
+    if len(text) - start <= limit:
+        return len(text)
+    ends = (text.rfind(mark, start + limit // 2, start + limit) for mark in ("\n\n", "\n", " "))
+    return next((found + 1 for found in ends if found > 0), start + limit)
 
 
 def _chunk(work: Work, section: Document, span: Span, position: int, offset: int) -> StoredChunk:
@@ -190,3 +209,18 @@ async def uninterrupted(awaitable: Awaitable[_T]) -> _T:
         if not task.cancelled():
             task.exception()  # whoever cancelled does not care how it ended
         raise
+
+
+async def one_ahead(items: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
+    """The same items, each made while the one before is used. Close it: nothing is made behind its end."""
+    task = asyncio.ensure_future(anext(items, None))
+    try:
+        while (item := await task) is not None:
+            task = asyncio.ensure_future(anext(items, None))
+            yield item
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # what was made in vain may fail in vain
+        await items.aclose()

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 from appliance.errors import ApplianceError, IngestionError, RequestError, RetrievalUnavailable
@@ -38,6 +39,8 @@ _RENEW_SECONDS = jobs.LEASE_SECONDS / 3
 _RETRY_SECONDS = 2.0
 _TIDY_SECONDS = 60.0
 _UNEXPECTED_ATTEMPTS = 3
+StandBack: TypeAlias = Callable[[bool], bool]
+"""Lets this process stand back for others, or not any more; false if that could not be done now."""
 _GIVE_UP = "the worker ended {count} times while indexing this file; split it, or see the worker's log"
 _UNEXPECTED = "an internal error; the worker's log has the details"
 
@@ -45,13 +48,17 @@ _UNEXPECTED = "an internal error; the worker's log has the details"
 class Ingestor:
     """Turns queued jobs into searchable chunks, and takes files and stores out of the backend."""
 
-    def __init__(self, database: Database, backend: PlacedStore, indexer: Indexer, owner: str) -> None:
+    def __init__(
+        self, database: Database, backend: PlacedStore, indexer: Indexer, owner: str, stand_back: StandBack
+    ) -> None:
         """``owner`` is the name to hold leases by (``WorkerLock``)."""
         self._database = database
         self._backend = backend
         self._collections = Collections(database, backend)
         self._indexer = indexer
         self._owner = owner
+        self._stand_back = stand_back
+        self._standing_back = False
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._rebuilding: set[Key] = set()
         self._rebuilds: deque[Key] = deque()
@@ -291,6 +298,12 @@ class Ingestor:
             await self._claim()
         if self._free > 0 and not self._rebuilding:
             await self._claim_rebuild()
+        self._stand_back_while_busy()
+
+    def _stand_back_while_busy(self) -> None:
+        busy = bool(self._running or len(self._sealer))
+        if busy != self._standing_back and self._stand_back(busy):
+            self._standing_back = busy
 
     @property
     def _free(self) -> int:

@@ -15,7 +15,7 @@ from appliance.knowledge.chunking import check_chunker
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.filters import Attributes
 from appliance.knowledge.indexing import Indexer
-from appliance.knowledge.ingest import Ingestor
+from appliance.knowledge.ingest import Ingestor, StandBack
 from appliance.knowledge.lease import WorkerLock
 from appliance.knowledge.parsing import ParserPool
 from appliance.knowledge.placement import PlacedStore
@@ -43,12 +43,21 @@ class LocalKnowledge:
     """``Knowledge`` over the configured vector store and embedders. The database must be started.
 
     Without ``retrieval.vector_store`` only ``embed`` and ``rerank`` work. One of them at a time works on a data folder;
-    with ``standby`` this one waits for its turn as long as it takes.
+    with ``standby`` this one waits for its turn as long as it takes. ``stand_back`` is told when ingestion begins and
+    ends.
     """
 
-    def __init__(self, plugins: Plugins, context: AppContext, *, standby: bool = False) -> None:
+    def __init__(
+        self,
+        plugins: Plugins,
+        context: AppContext,
+        *,
+        standby: bool = False,
+        stand_back: StandBack = lambda _: True,
+    ) -> None:
         self._plugins = plugins
         self._standby = standby
+        self._stand_back = stand_back
         self._context = context
         self._embedders: dict[str, BatchingEmbedder] = {}
         self._rerankers: dict[str, Reranker] = {}
@@ -233,7 +242,7 @@ class LocalKnowledge:
         )
         indexer = self._indexer(self._backend)
         self._held.push_async_callback(indexer.parsers.stop)
-        self._ingestor = Ingestor(database, self._backend, indexer, owner)
+        self._ingestor = Ingestor(database, self._backend, indexer, owner, self._stand_back)
         self._held.push_async_callback(self._ingestor.stop)
         await self._ingestor.start()
         self._reindexer = Reindexer(database, self._backend, self._ingestor, self._embedders)

@@ -18,6 +18,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from appliance.errors import ApplianceError, InvalidFile, UnsupportedFile
 from appliance.knowledge.confinement import confine, limit, python_paths
 from appliance.knowledge.text import clean_document
 from appliance.plugins import Plugins
+from appliance.processes.niceness import NICENESS, set_session_niceness
 from appliance.protocols import Parser, Preparer
 from appliance.types import Document
 
@@ -40,12 +42,11 @@ MAX_TEXT = 128 * 2**20
 """Largest text taken from one file, in bytes."""
 MAX_REPLY = MAX_TEXT + 16 * 2**20
 """Largest answer, in bytes: a text with its outline."""
-NICENESS = 10
-"""Parsing can wait; an engine that answers on the same cores, and a question's embedding, should not."""
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _BLOCK = 2**20
+_NICENESS_TRIES, _NICENESS_PAUSE = 10, 0.1
 
 
 class Start(msgspec.Struct, kw_only=True):
@@ -240,6 +241,10 @@ def _stand_apart(parent: int) -> None:
     """Leave the network, where the kernel allows it, stand back for others, and die with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
+    for _ in range(_NICENESS_TRIES):
+        if set_session_niceness(NICENESS):
+            break
+        time.sleep(_NICENESS_PAUSE)
     limit(resource.RLIMIT_CORE, 0)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

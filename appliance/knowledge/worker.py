@@ -45,6 +45,7 @@ from appliance.knowledge.messages import (
 from appliance.knowledge.report import ReindexOrder, SyncOrder
 from appliance.logs import set_up_logging
 from appliance.plugins import Plugins
+from appliance.processes.niceness import NICENESS, set_session_niceness
 from appliance.storage.database import Database
 
 log = logging.getLogger("appliance.worker")
@@ -53,6 +54,9 @@ Scope = dict[str, Any]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _GIVEN_UP = frozenset({"/search", "/embed", "/rerank", "/content"})
 """What stops when the server no longer waits, since its own client has left; changes are always carried through."""
+_SWITCH_SECONDS = 0.001
+"""How long a thread that writes documents keeps a search waiting for the interpreter, each time; Python's is five times
+as long."""
 Operation = tuple[type[msgspec.Struct], Callable[[Any], Awaitable[Any]]]
 
 
@@ -145,7 +149,7 @@ async def serve(config_path: Path, uds: Path, replica: str) -> None:
     database = Database(config.database_url)
     context = AppContext(config=config, database=database)
     plugins.bind(context)
-    knowledge = LocalKnowledge(plugins, context, standby=bool(replica))
+    knowledge = LocalKnowledge(plugins, context, standby=bool(replica), stand_back=_stand_back)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -156,6 +160,11 @@ async def serve(config_path: Path, uds: Path, replica: str) -> None:
     finally:
         await knowledge.stop()
         await database.stop()
+
+
+def _stand_back(busy: bool) -> bool:
+    """While documents come in, what answers chats on the same cores goes first. The guard made this session."""
+    return set_session_niceness(NICENESS if busy else 0)
 
 
 async def _unless(stopping: asyncio.Event, start: Awaitable[None]) -> bool:
@@ -204,6 +213,7 @@ def main() -> int:
     parser.add_argument("--uds", type=Path, required=True)
     parser.add_argument("--replica", default="")
     arguments = parser.parse_args()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         asyncio.run(serve(arguments.config, arguments.uds, arguments.replica))
     except ApplianceError as error:

@@ -12,12 +12,14 @@ The first start exports the model (``onnx_loading``).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import os
 import queue
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from appliance.plugin import (
@@ -42,6 +44,8 @@ _ARITHMETIC = "int8-1"
 _SHORT = 8
 """Windows up to which a request goes before longer ones."""
 _LAST = 9
+_NICENESS = 10
+"""Of the thread for documents; as that of the parsers."""
 
 
 @hookimpl
@@ -56,24 +60,25 @@ def make_embedder(spec: ModelSpec) -> Embedder:
 
 
 class OnnxEmbedder:
-    """``Embedder`` over one thread that takes the most urgent window next."""
+    """``Embedder`` over two threads: one for what somebody waits for, and one that stands back, for documents."""
 
     def __init__(self, spec: ModelSpec, options: OnnxOptions) -> None:
         self._spec, self._options = spec, options
         self._model: OnnxModel | None = None
         self._runner: _Runner | None = None
+        self._bulk_runner: _Runner | None = None
         self._digest = ""
 
     async def start(self) -> None:
         """Export if need be, then load. Raises StartError."""
         self._model, self._digest = await load_model(self._spec, self._options)
-        self._runner = _Runner(self._model)
+        self._runner, self._bulk_runner = _Runner(self._model), _Runner(self._model, _NICENESS)
 
     async def stop(self) -> None:
-        """End the thread and free the model."""
-        if self._runner is not None:
-            await asyncio.to_thread(self._runner.close)
-        self._model = self._runner = None
+        """End the threads and free the model."""
+        for runner in filter(None, (self._runner, self._bulk_runner)):
+            await asyncio.to_thread(runner.close)
+        self._model = self._runner = self._bulk_runner = None
 
     @property
     def dimensions(self) -> int:
@@ -96,13 +101,12 @@ class OnnxEmbedder:
 
     async def embed(self, inputs: Sequence[str | Sequence[int]], *, bulk: bool = False) -> Embeddings:
         """Unit vectors; inputs longer than the model reads are averaged over consecutive windows."""
-        model, runner = self._loaded(), self._runner
+        model, runner = self._loaded(), self._bulk_runner if bulk else self._runner
         if runner is None:
             raise RetrievalUnavailable("the embedder is stopped; try again later")
         windows = await asyncio.to_thread(lambda: [_windows(model, item, i) for i, item in enumerate(inputs)])
         total = sum(map(len, windows))
-        urgency = 2 if bulk else 0 if total <= _SHORT else 1
-        vectors = await runner.run([window for several in windows for window in several], urgency)
+        vectors = await runner.run([window for several in windows for window in several], int(total > _SHORT))
         rows, place = [], iter(vectors)
         for several in windows:
             own = list(itertools.islice(place, len(several)))
@@ -126,45 +130,59 @@ def _tokens(windows: Sequence[Sequence[int]]) -> int:
     return sum(map(len, windows))
 
 
-class _Runner:
-    """One thread that runs windows, the most urgent first; a waiting query is at most one window away."""
+@dataclass(eq=False)
+class _Request:
+    """Windows to embed, and what has come of them so far."""
 
-    def __init__(self, model: OnnxModel) -> None:
-        self._model = model
-        self._jobs: queue.PriorityQueue[tuple[int, int, list[int], Future[NDArray[np.float32]]]] = queue.PriorityQueue()
+    windows: Sequence[list[int]]
+    done: Future[list[NDArray[np.float32]]] = field(default_factory=Future)
+    vectors: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+class _Runner:
+    """One thread that runs windows one by one, those of the most urgent request first."""
+
+    def __init__(self, model: OnnxModel, niceness: int = 0) -> None:
+        self._model, self._niceness = model, niceness
+        self._requests: queue.PriorityQueue[tuple[int, int, _Request]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._thread = threading.Thread(target=self._work, name="onnx-embedder", daemon=True)
         self._thread.start()
 
     async def run(self, windows: Sequence[list[int]], urgency: int) -> list[NDArray[np.float32]]:
         """Vectors in the order of the windows; lower ``urgency`` goes first. Cancelling drops what has not run."""
-        futures = [self._submit(window, urgency) for window in windows]
-        try:
-            return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
-        except asyncio.CancelledError:
-            for future in futures:
-                future.cancel()
-            raise
-
-    def _submit(self, window: list[int], urgency: int) -> Future[NDArray[np.float32]]:
-        future: Future[NDArray[np.float32]] = Future()
-        self._jobs.put((urgency, next(self._order), window, future))
-        return future
+        request = _Request(windows)
+        self._requests.put((urgency, next(self._order), request))
+        return await asyncio.wrap_future(request.done)
 
     def _work(self) -> None:
+        _stand_back(self._niceness)
         while True:
-            urgency, _, window, future = self._jobs.get()
+            place = self._requests.get()
+            urgency, _, request = place
             if urgency == _LAST:
                 return
-            if not future.set_running_or_notify_cancel():
+            if request.done.cancelled():
                 continue
             try:
-                future.set_result(self._model.encode([window])[0])
+                request.vectors += self._model.encode(request.windows[len(request.vectors) :][:1])
             except Exception as error:  # noqa: BLE001  the caller gets it; the thread must live on
-                future.set_exception(error)
+                if request.done.set_running_or_notify_cancel():
+                    request.done.set_exception(error)
+                continue
+            if len(request.vectors) < len(request.windows):
+                self._requests.put(place)  # the caller is woken once, and what is more urgent goes between
+            elif request.done.set_running_or_notify_cancel():
+                request.done.set_result(request.vectors)
 
     def close(self) -> None:
         """Finish what is queued and end."""
-        self._submit([], _LAST)
-        with contextlib.suppress(RuntimeError):
-            self._thread.join()
+        self._requests.put((_LAST, next(self._order), _Request([])))
+        self._thread.join()
+
+
+def _stand_back(niceness: int) -> None:
+    """Let everything else go before this thread, where a thread has a niceness of its own."""
+    if niceness and sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))

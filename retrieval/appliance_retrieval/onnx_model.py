@@ -35,7 +35,7 @@ def weights_digest(folder: Path) -> str:
 
 
 class OnnxModel:
-    """Tokenizer, session and pooling of one exported folder. Methods block; run ``encode`` in one thread at a time."""
+    """Tokenizer, session and pooling of one exported folder. Methods block; several threads may call them at once."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         import onnxruntime

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,34 @@ def test_a_long_unknown_word_is_not_one_token(embedder: OnnxEmbedder) -> None:
     spans = embedder.token_spans("short " + "x" * 100_000)
     assert len(spans) > 20_000
     assert spans[-1][1] == 100_006
+
+
+@pytest.mark.model
+async def test_a_question_does_not_wait_for_documents_which_stand_back(
+    embedder: OnnxEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    priorities: dict[str, int] = {}
+    encode = embedder._loaded().encode
+
+    def held(windows: Sequence[Sequence[int]]) -> list[object]:
+        is_document = len(windows[0]) > 100
+        priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        priorities["document" if is_document else "question"] = priority
+        if is_document:
+            begun.set()
+            assert goes_on.wait(30)
+        return encode(windows)
+
+    monkeypatch.setattr(embedder._loaded(), "encode", held)
+    documents = asyncio.create_task(embedder.embed(["words " * 200] * 3, bulk=True))
+    assert await asyncio.to_thread(begun.wait, 30)
+    await asyncio.wait_for(embedder.embed(["a question"]), 30)
+    assert not documents.done()
+    goes_on.set()
+    assert len((await documents).tokens) == 3
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert priorities == {"question": own, "document": max(own, 10)}
 
 
 @pytest.mark.model

@@ -21,6 +21,7 @@ from appliance.errors import InvalidFile, StartError, UnsupportedFile
 from appliance.knowledge import confinement
 from appliance.knowledge.confinement import lacking
 from appliance.knowledge.parsing import ParserPool
+from appliance.processes.niceness import NICENESS
 
 PROBE = """
     import ctypes, os, resource, socket, subprocess, sys, tempfile, threading, time
@@ -209,6 +210,13 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+async def test_a_parser_stands_back_for_others(pool: Pool, tmp_path: Path) -> None:
+    pid = await pid_of(pool(), tmp_path)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    autogroup = Path(f"/proc/{pid}/autogroup")
+    assert not autogroup.exists() or autogroup.read_text().split()[-1] == str(NICENESS)
 
 
 # -- parsing ---------------------------------------------------------------------------------------------
