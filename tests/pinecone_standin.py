@@ -1,13 +1,15 @@
 """Pinecone's REST API (2025-10) on loopback, as far as the vector store uses it: the service itself is out of reach.
 
 Requests and answers have the shape of the SDK's own models. What the service does that makes trouble is played, too:
-writes are queued and searched only after ``reconcile``, numbered by log sequence numbers; a namespace is there from
-its first vector on; ids, vectors and filters beyond the documented limits are refused.
+writes are queued and searched only after ``reconcile``, numbered by log sequence numbers of their namespace, in the
+headers that docs.pinecone.io names ("Check data freshness"); a namespace is there from its first vector on; ids,
+vectors, metadata and filters beyond the documented limits ("Operation limits", "Identifier limits") are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,6 +26,11 @@ from appliance.testing import serving
 
 KEY = "pc-test-key"
 MAX_REQUEST, MAX_VECTORS, MAX_IDS, MAX_TOP_K, MAX_IN = 2 * 2**20, 1000, 1000, 10_000, 10_000
+MAX_METADATA, MAX_ID = 40 * 2**10, 512
+DOCUMENTED = "x-pinecone-request-lsn", "x-pinecone-max-indexed-lsn"
+"""Headers with the number of a write, and of the last one that a query sees."""
+OF_THE_SDK = "x-pinecone-lsn-committed", "x-pinecone-lsn-reconciled"
+"""What the SDK's own properties read instead."""
 
 
 class Refused(Exception):
@@ -43,10 +50,16 @@ class PineconeStandIn:
         self.requests: list[tuple[str, Any]] = []
         self.delayed = False
         self.failing: int | None = None
-        self.committed = self.reconciled = 0
+        self.lsn_headers = DOCUMENTED
+        self.committed: Counter[str] = Counter()
+        self.reconciled: Counter[str] = Counter()
+        self.redirect_to: str | None = None
+        self.advertised: str | None = None
+        """The host that indexes are said to be on, where that is not this one."""
         self.asked_while_behind = asyncio.Event()
         self._queue: list[tuple[str, dict[str, Vector] | set[str] | None]] = []
         self._host = ""
+        self._numbers: dict[str, int] = {}
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -70,8 +83,10 @@ class PineconeStandIn:
                 error.status,
                 {"error": {"code": "SCRIPTED", "message": str(error)}, "status": error.status},
             )
-        numbers = {"lsn-committed": self.committed, "lsn-reconciled": self.reconciled}
-        headers = [(f"x-pinecone-{name}".encode(), str(number).encode()) for name, number in numbers.items()]
+        headers = [(name.encode(), str(number).encode()) for name, number in self._numbers.items()]
+        self._numbers = {}
+        if self.redirect_to and status == 200:
+            status, headers = 307, [*headers, (b"location", self.redirect_to.encode())]
         encoded = msgspec.json.encode(_plain(answer))
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(encoded)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -116,7 +131,7 @@ class PineconeStandIn:
                 for key in change:
                     rows.pop(key, None)
         self._queue.clear()
-        self.reconciled = self.committed
+        self.reconciled = self.committed.copy()
 
     # -- indexes ---------------------------------------------------------------------------------------
 
@@ -130,7 +145,7 @@ class PineconeStandIn:
             status=IndexStatus(ready=True, state="Ready"),
             spec=IndexSpec(serverless=ServerlessSpecInfo(**given["spec"]["serverless"])),
         )
-        model.host = self._host  # as the service has it: without a scheme
+        model.host = self.advertised or self._host  # as the service has it: without a scheme
         self.indexes[model.name] = model
         return model
 
@@ -145,6 +160,10 @@ class PineconeStandIn:
         vectors = [msgspec.convert(vector, Vector) for vector in given["vectors"]]
         if not 0 < len(vectors) <= MAX_VECTORS:
             raise Refused(400, "too many vectors, or none")
+        if any(not 0 < len(vector.id) <= MAX_ID for vector in vectors):
+            raise Refused(400, "an id is too long, or empty")
+        if any(len(msgspec.json.encode(vector.metadata or {})) > MAX_METADATA for vector in vectors):
+            raise Refused(400, "metadata of a vector is too large")
         known = {model.dimension for model in self.indexes.values()}
         if any(len(vector.values) not in known or not any(vector.values) for vector in vectors):
             raise Refused(400, "vectors must have the index's dimension and not be zero")
@@ -161,11 +180,13 @@ class PineconeStandIn:
         return {}
 
     def _query(self, given: dict[str, Any]) -> QueryResponse:
-        if self.reconciled < self.committed:
+        namespace = given.get("namespace", "")
+        self._numbers = {self.lsn_headers[1]: self.reconciled[namespace]}
+        if self.reconciled[namespace] < self.committed[namespace]:
             self.asked_while_behind.set()
         if not 1 <= given["topK"] <= MAX_TOP_K:
             raise Refused(400, "topK")
-        rows = self.namespaces.get(given.get("namespace", ""), {})
+        rows = self.namespaces.get(namespace, {})
         query = given.get("vector") or (rows[given["id"]].values if given.get("id") in rows else None)
         found = [
             ScoredVector(id=row.id, score=_cosine(row.values, query))
@@ -173,10 +194,11 @@ class PineconeStandIn:
             if query is not None and _passes(given.get("filter"), row.metadata or {})
         ]
         found.sort(key=lambda row: -row.score)
-        return QueryResponse(matches=found[: given["topK"]], namespace=given.get("namespace", ""))
+        return QueryResponse(matches=found[: given["topK"]], namespace=namespace)
 
     def _write(self, namespace: str, change: dict[str, Vector] | set[str] | None) -> None:
-        self.committed += 1
+        self.committed[namespace] += 1
+        self._numbers = {self.lsn_headers[0]: self.committed[namespace]}
         self._queue.append((namespace, change))
         if not self.delayed:
             self.reconcile()

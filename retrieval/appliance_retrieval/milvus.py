@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Annotated, ParamSpec, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -45,6 +45,7 @@ from appliance.plugin import (
 from appliance_retrieval.milvus_database import MilvusDatabase, translated
 from appliance_retrieval.milvus_filter import EVERYTHING, literal, row_filter
 from appliance_retrieval.milvus_rows import make_rows, query_text, unit_rows
+from appliance_retrieval.milvus_server import check_address
 from appliance_retrieval.places import place_of
 
 _P = ParamSpec("_P")
@@ -60,7 +61,7 @@ class MilvusSettings(Strict, frozen=True):
     """A folder (Milvus Lite), or ``http://host:19530``; default ``<data_dir>/milvus.db``."""
     token: str = ""
     """``user:password`` or API key of a Milvus server."""
-    timeout: float = 30.0
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 30.0
     """Seconds a call may take."""
 
 
@@ -80,7 +81,7 @@ def make_store(settings: MilvusSettings, context: AppContext) -> VectorStore:
     """The store that the settings ask for, not started.
 
     Raises:
-        ConfigError: a token was given for a local folder.
+        ConfigError: a token was given for a local folder, or the address of a server is none.
     """
     own = "" if context.tenant is None else place_of(context.tenant)
     uri = settings.uri or str(context.data_dir / ("milvus" if own else "milvus.db"))
@@ -91,6 +92,7 @@ def make_store(settings: MilvusSettings, context: AppContext) -> VectorStore:
             "plugin.milvus.token: Milvus Lite knows no tokens; remove it or set plugin.milvus.uri to a server"
         )
     if "://" in uri:
+        check_address(uri)
         return MilvusStore(uri, run_dir=context.run_dir, token=settings.token, timeout=settings.timeout, database=own)
     folders = (str(Path(uri) / own), context.run_dir / own) if own else (uri, context.run_dir)
     return MilvusStore(folders[0], run_dir=folders[1], timeout=settings.timeout)

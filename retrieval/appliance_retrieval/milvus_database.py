@@ -33,6 +33,8 @@ _FLUSH_ROWS = 1000
 _PAGE, _WINDOW = 4096, 16_384
 """Rows a page of an iterator, and the most that Milvus returns to one query."""
 _NOT_FOUND = (4, 100)
+_GRPC = {"grpc.enable_http_proxy": 0}
+"""Documents go to the server that the configuration names, through no proxy of the environment."""
 
 
 class MilvusDatabase:
@@ -65,11 +67,12 @@ class MilvusDatabase:
             self.lite = LiteServer(Path(self._uri), self._run_dir)
         try:
             address = self.lite.uri if self.lite else self._uri
+            made = partial(MilvusClient, address, timeout=self._timeout, grpc_options=_GRPC)
             if not self.lite:
-                check_server(address, self._token, partial(MilvusClient, address, timeout=self._timeout))
+                check_server(address, self._token, made)
             if self._name:
-                self._make_database(MilvusClient(address, token=self._token, timeout=self._timeout))
-            client = MilvusClient(address, token=self._token, timeout=self._timeout, db_name=self._name)
+                self._make_database(made(token=self._token))
+            client = made(token=self._token, db_name=self._name)
             self._client = client if self.lite else BoundedClient(client, self._timeout)
         except StartError:
             self.disconnect()

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from appliance.plugin import StartError
+from appliance.plugin import ConfigError, StartError, is_loopback
 
 log = logging.getLogger("appliance.milvus")
 DEFAULT_TOKEN = "root:Milvus"  # noqa: S105 - it is what nobody's token may be
@@ -23,6 +23,19 @@ _SAFE_SINCE = {(2, 5): 27, (2, 6): 10}
 """The first safe patch release of each line; those before are never, those after always safe."""
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 _SECONDS = 1.0
+
+
+def check_address(uri: str) -> None:
+    """Raises ConfigError for what names no server, or more than one server: scheme, host and port."""
+    try:
+        parts = urlsplit(uri)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        raise ConfigError(
+            "plugin.milvus.uri: write it as https://host:19530, and user and password in plugin.milvus.token"
+        )
 
 
 def check_server(uri: str, token: str, connect: Callable[..., Any]) -> None:
@@ -65,6 +78,8 @@ def warn_of_open_doors(uri: str, *, with_token: bool) -> None:
     host = urlsplit(uri).hostname or ""
     if not with_token:
         log.warning("Milvus at %s asks for no password: whoever reaches it reads every document", uri)
+    if urlsplit(uri).scheme != "https" and not is_loopback(host):
+        log.warning("documents go to Milvus at %s in the clear; set plugin.milvus.uri to https once it has TLS", uri)
     if _answers(host, MANAGEMENT_PORT):
         log.warning(
             "Milvus at %s can be managed without a password on port %d; close that port to others", uri, MANAGEMENT_PORT

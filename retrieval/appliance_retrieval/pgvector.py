@@ -21,7 +21,6 @@ import msgspec
 from appliance.plugin import (
     AppContext,
     Attributes,
-    ConfigError,
     Conflict,
     Filter,
     Hit,
@@ -33,6 +32,7 @@ from appliance.plugin import (
     VectorStoreFactory,
     hookimpl,
 )
+from appliance_retrieval.pgvector_address import dsn_of
 from appliance_retrieval.pgvector_database import PgvectorDatabase, Table
 from appliance_retrieval.pgvector_sql import (
     COLUMNS,
@@ -82,14 +82,9 @@ def appliance_vector_stores(settings: PgvectorSettings) -> Mapping[str, VectorSt
 
 def make_store(settings: PgvectorSettings, context: AppContext) -> VectorStore:
     """The store that the settings ask for, not started. Raises ConfigError."""
-    url = settings.url or context.config.database_url
-    scheme, _, rest = url.partition("://")
-    if scheme.partition("+")[0] not in ("postgresql", "postgres"):
-        raise ConfigError("plugin.pgvector.url: set it, as postgresql://user@host/name; database is not PostgreSQL")
+    dsn = dsn_of(settings.url or context.config.database_url)
     schema = settings.schema if context.tenant is None else f"{settings.schema}_{place_of(context.tenant)[-16:]}"
-    database = PgvectorDatabase(
-        f"postgresql://{rest}", schema=schema, connections=settings.connections, timeout=settings.timeout
-    )
+    database = PgvectorDatabase(dsn, schema=schema, connections=settings.connections, timeout=settings.timeout)
     return PgvectorStore(database)
 
 

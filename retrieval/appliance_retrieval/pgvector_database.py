@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.plugin import NotFound, OutOfSpace, RetrievalUnavailable, StartError
+from appliance_retrieval.pgvector_address import warn_of_unchecked
 from appliance_retrieval.terms import search_terms
 
 _LOCK = 7_305_411_908
@@ -90,6 +91,7 @@ class PgvectorDatabase:
             search_terms("stems")
         except ImportError as error:
             raise StartError(f"{error.name} is missing; install rag-appliance[pgvector]") from error
+        warn_of_unchecked(self._url)
         try:
             connection = await asyncpg.connect(self._url, **self._times)
             try:

@@ -9,7 +9,11 @@
 Each collection is a namespace. Indexes are made when they are first needed, one for each length of vectors. Pinecone
 is given vectors under two labels that say nothing, and no text; words are searched here, by BM25 (``catalogued.py``).
 
-Pinecone takes writes in a queue. Sealing waits until its log sequence numbers say that they are searched.
+Pinecone takes writes in a queue. Sealing waits until its log sequence numbers say that they are searched
+(docs.pinecone.io, "Check data freshness"; each namespace counts its own).
+
+The SDK has an HTTP client of its own: no proxy of the environment, no redirects, certificates checked. The key goes to
+``plugin.pinecone.url`` and to hosts of the same domain, which that names for its indexes.
 """
 
 from __future__ import annotations
@@ -41,11 +45,16 @@ from appliance_retrieval.places import place_of
 
 if TYPE_CHECKING:
     from pinecone import AsyncIndex, AsyncPinecone
+    from pinecone.models.response_info import ResponseInfo
 
 _T = TypeVar("_T")
 _REQUEST_BYTES = 1_500_000
 """Of the 2 MB that Pinecone takes at once."""
 _NUMBER_BYTES, _MOST_VECTORS, _MOST_IDS, _MOST_FOUND = 24, 1000, 1000, 10_000
+_WRITTEN = "x-pinecone-request-lsn", "x-pinecone-lsn-committed"
+_SEARCHED = "x-pinecone-max-indexed-lsn", "x-pinecone-lsn-reconciled"
+"""Headers with the number of a write, and of the last one that is searched. The first are the service's; the second
+are what the SDK (9.1) looks for instead in ``lsn_committed`` and ``lsn_reconciled``."""
 _READY_SECONDS = 300
 _PAUSE = 0.2
 
@@ -150,6 +159,10 @@ class PineconeIndex:
                 f"Pinecone's index {name} is not ready, or not one of {dimensions} numbers and cosine; remove it, or"
                 " choose another name in plugin.pinecone.index"
             )
+        if not _same_domain(model.host, settings.url):
+            raise RetrievalUnavailable(
+                f"Pinecone's index {name} is said to be on another domain than plugin.pinecone.url; check that setting"
+            )
         # Hosts come without a scheme; the SDK takes https, but a stand-in on this machine speaks what its URL says.
         host = f"{urlsplit(settings.url).scheme}://{urlsplit(model.host).netloc}"
         return await client.index(host=host)
@@ -165,9 +178,8 @@ class PineconeIndex:
                 for entry in entries[i : i + size]
             ]
             done = await self._call(index.upsert(vectors=vectors, namespace=self._namespace(collection)))
-            info = done.response_info
-            if info is not None and info.lsn_committed is not None:
-                self._written[collection] = info.lsn_committed
+            if (number := _number(done.response_info, _WRITTEN)) is not None:
+                self._written[collection] = number
 
     async def remove(self, collection: str, keys: Sequence[str]) -> None:
         """Remove vectors."""
@@ -203,8 +215,8 @@ class PineconeIndex:
         index = self._opened(collection)
         namespace = self._namespace(collection)
         found = await self._call(index.query(id="none", top_k=1, namespace=namespace))
-        info = found.response_info
-        return info is None or info.lsn_reconciled is None or info.is_reconciled(target)
+        number = _number(found.response_info, _SEARCHED)
+        return number is None or number >= target
 
     async def drop(self, collection: str, keys: Sequence[str]) -> None:
         """Remove the namespace; the index stays, for others."""
@@ -247,6 +259,19 @@ class PineconeIndex:
         except RetrievalUnavailable as error:
             if not isinstance(error.__cause__, NotFoundError):
                 raise
+
+
+def _same_domain(host: str, url: str) -> bool:
+    """Whether both are of one registered name, as ``pinecone.io``; addresses of this machine are themselves."""
+    mine, its = urlsplit(url).hostname or "", urlsplit(host if "://" in host else f"//{host}").hostname or ""
+    domain = ".".join(mine.split(".")[-2:])
+    return its == mine or (not is_loopback(mine) and its.endswith(f".{domain}"))
+
+
+def _number(info: ResponseInfo | None, names: Sequence[str]) -> int | None:
+    """A log sequence number of an answer, by the first of these headers that has one."""
+    found = (info.raw_headers.get(name, "") for name in names) if info is not None else ()
+    return next((int(text) for text in found if text.isascii() and text.isdigit()), None)
 
 
 def _metadata(entry: Entry) -> dict[str, str]:

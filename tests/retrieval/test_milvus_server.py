@@ -7,15 +7,17 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from milvus_lite.adapter.grpc.server import start_server_in_thread
 from milvus_lite.adapter.grpc.servicer import MilvusServicer
-from pymilvus.grpc_gen import milvus_pb2
+from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
-from appliance.plugin import StartError
+from appliance.plugin import AppContext, Config, ConfigError, Scope, StartError
+from appliance.testing.contracts.vector_store import chunk, vectors
 from appliance_retrieval import milvus_server
-from appliance_retrieval.milvus import MilvusStore
+from appliance_retrieval.milvus import MilvusSettings, MilvusStore, make_store
 from appliance_retrieval.milvus_server import is_unsafe
 
 Open = Callable[..., MilvusStore]
@@ -91,3 +93,69 @@ async def test_b7_open_doors_are_told_of_once(
     assert len(told) == 2
     assert "asks for no password" in told[0]
     assert "can be managed without a password" in told[1]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["ftp://milvus:19530", "http://", "http://root:secret@milvus:19530", "http://milvus:port", "https://[::1:19530"],
+)
+def test_d1_an_address_that_is_no_server_s_is_refused_at_once(tmp_path: Path, uri: str) -> None:
+    context = AppContext(config=Config(folder=str(tmp_path)), database=cast("Any", None))
+    with pytest.raises(ConfigError, match=r"plugin\.milvus\.uri: write it as https://host:19530") as refused:
+        make_store(MilvusSettings(uri=uri), context)
+    assert "secret" not in str(refused.value)
+
+
+async def test_d1_no_proxy_of_the_environment_is_asked(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    store = open_store(timeout=10.0)
+    await store.start()
+    assert await store.collections() == []
+    await store.stop()
+
+
+def test_documents_in_the_clear_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(milvus_server, "_answers", lambda host, port: False)
+    milvus_server.warn_of_open_doors.cache_clear()
+    for uri in ("http://milvus.internal:19530", "https://milvus.internal:19530", "http://127.0.0.1:19530"):
+        milvus_server.warn_of_open_doors(uri, with_token=True)
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "appliance.milvus"]
+    assert told.startswith("documents go to Milvus at http://milvus.internal:19530 in the clear")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """Requests that the server gets, of some kinds."""
+    found: dict[str, list[Any]] = {"CreateCollection": [], "Search": []}
+    for name, requests in found.items():
+        original = getattr(MilvusServicer, name)
+
+        def noted(self: Any, request: Any, context: Any, original: Any = original, requests: Any = requests) -> Any:
+            requests.append(request)
+            return original(self, request, context)
+
+        monkeypatch.setattr(MilvusServicer, name, noted)
+    return found
+
+
+async def test_b5_a_collection_of_one_store_s_own_is_asked_for_with_strong_consistency(
+    asked: dict[str, list[Any]], open_store: Open
+) -> None:
+    """A search sees all that was written before it, on every replica of a Milvus server."""
+    store = open_store()
+    await store.start()
+    for name in ("vs_1", "vs_2"):
+        await store.create(name, 2)
+    await store.upsert("vs_1", [chunk(0)], vectors((1, 0)))
+    assert await store.search_dense("vs_1", vectors((1, 0)), limit=5, scope=Scope())
+    await store.stop()
+    strong = common_pb2.ConsistencyLevel.Strong
+    assert [(found.collection_name, found.consistency_level) for found in asked["CreateCollection"]] == [
+        ("vs_1", strong),
+        ("vs_2", strong),
+    ]
+    assert asked["Search"]
+    for search in asked["Search"]:
+        assert search.collection_name == "vs_1"
+        assert search.use_default_consistency or search.consistency_level == strong

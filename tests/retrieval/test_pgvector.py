@@ -22,6 +22,7 @@ from appliance.plugin import (
 )
 from appliance.testing.contracts.vector_store import COLLECTION, VectorStoreContract, chunk, vectors
 from appliance_retrieval.pgvector import PgvectorSettings, make_store
+from appliance_retrieval.pgvector_address import dsn_of, warn_of_unchecked
 from appliance_retrieval.pgvector_sql import Parameters, filter_condition, stored, unstored
 
 
@@ -241,3 +242,35 @@ async def test_the_appliances_own_database_is_the_default(url: str, schema: str)
 def test_another_database_than_postgresql_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"plugin\.pgvector\.url"):
         store_at("", "s")
+
+
+@pytest.mark.parametrize(
+    ("url", "read"),
+    [
+        ("postgresql+asyncpg://a:b%40c@db/x?ssl=verify-full", "postgresql://a:b%40c@db/x?sslmode=verify-full"),
+        ("postgres://a@db:5433,db2/x?sslmode=require", "postgresql://a@db:5433,db2/x?sslmode=require"),
+        ("postgresql:///x?host=%2Frun%2Fpg", "postgresql:///x?host=%2Frun%2Fpg"),
+    ],
+)
+def test_a_url_may_be_written_as_for_the_database(url: str, read: str) -> None:
+    assert dsn_of(url) == read
+
+
+@pytest.mark.parametrize(
+    ("dsn", "told"),
+    [
+        ("postgresql://a:secret@db.example.org/x", True),
+        ("postgresql://a@db.example.org:5433/x?sslmode=require", True),
+        ("postgresql://a@127.0.0.1:5433,db.example.org/x", True),
+        ("postgresql://a@db.example.org/x?sslmode=verify-full", False),
+        ("postgresql://a@db.example.org/x?sslmode=verify-ca", False),
+        ("postgresql://a@127.0.0.1:5433/x", False),
+        ("postgresql://a@[::1]:5433/x", False),
+        ("postgresql://a@localhost/x", False),
+        ("postgresql:///x?host=%2Frun%2Fpg", False),
+    ],
+)
+def test_d1_a_server_that_is_not_checked_is_told_of(dsn: str, told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_unchecked(dsn)
+    assert ("db.example.org is not checked; add ?sslmode=verify-full" in caplog.text) == told
+    assert "secret" not in caplog.text

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from pinecone._internal.config import RetryConfig
-from pinecone_standin import KEY, PineconeStandIn
+from pinecone_standin import DOCUMENTED, KEY, OF_THE_SDK, PineconeStandIn
 
 from appliance.plugin import (
     AppContext,
@@ -21,7 +21,7 @@ from appliance.plugin import (
     VectorStore,
 )
 from appliance.testing.contracts.vector_store import VectorStoreContract, chunk, vectors
-from appliance_retrieval.pinecone import PineconeSettings, make_store
+from appliance_retrieval.pinecone import PineconeSettings, _same_domain, make_store
 
 
 @pytest.fixture
@@ -107,11 +107,15 @@ async def test_collections_of_other_dimensions_get_an_index_of_their_own(
     await store.stop()
 
 
+@pytest.mark.parametrize("headers", [DOCUMENTED, OF_THE_SDK], ids=["documented", "of the SDK"])
 async def test_sealing_waits_until_what_was_written_is_searched(
-    tmp_path: Path, url: str, standin: PineconeStandIn
+    tmp_path: Path, url: str, standin: PineconeStandIn, headers: tuple[str, str]
 ) -> None:
+    standin.lsn_headers = headers
     store = store_at(tmp_path, url)
     await store.start()
+    for other in ("vs_2", "vs_2"):  # writes elsewhere count by themselves, and ahead
+        await fill(store, collection=other)
     standin.delayed = True
     await fill(store)
     standin.asked_while_behind.clear()
@@ -178,3 +182,65 @@ async def test_a_service_that_cannot_be_reached_stops_the_start(tmp_path: Path, 
 def test_settings_that_cannot_work_name_the_field(tmp_path: Path, given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         store_at(tmp_path, **{"url": "https://api.pinecone.io"} | given)
+
+
+async def test_d1_no_redirect_is_followed_and_no_proxy_of_the_environment_asked(
+    tmp_path: Path, url: str, standin: PineconeStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
+    canary = PineconeStandIn()
+    async with canary.serving() as elsewhere:
+        store = store_at(tmp_path, url)
+        await store.start()
+        await fill(store)
+        standin.redirect_to = f"{elsewhere}/query"
+        with pytest.raises(RetrievalUnavailable):
+            await store.search_dense("vs_1", vectors((1, 0)), limit=5, scope=Scope())
+        await store.stop()
+    assert canary.requests == []
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "same"),
+    [
+        ("kb-2-abc.svc.aped-4627.pinecone.io", "https://api.pinecone.io", True),
+        ("kb-2-abc.svc.private.us-east-1.pinecone.io:443", "https://api.pinecone.io", True),
+        ("https://kb-2.svc.pinecone.io", "https://api.pinecone.io", True),
+        ("kb-2.svc.pinecone.io.example.org", "https://api.pinecone.io", False),
+        ("evilpinecone.io", "https://api.pinecone.io", False),
+        ("api.pinecone.io@example.org", "https://api.pinecone.io", False),
+        ("", "https://api.pinecone.io", False),
+        ("127.0.0.1:4000", "http://127.0.0.1:4000", True),
+        ("10.0.0.1", "http://127.0.0.1:4000", False),
+    ],
+)
+def test_d7_the_key_goes_to_hosts_of_the_configured_domain_alone(host: str, url: str, same: bool) -> None:
+    assert _same_domain(host, url) is same
+
+
+async def test_d7_an_index_that_is_said_to_be_elsewhere_gets_no_call(
+    tmp_path: Path, url: str, standin: PineconeStandIn
+) -> None:
+    standin.advertised = "index.example.org"
+    store = store_at(tmp_path, url)
+    await store.start()
+    with pytest.raises(RetrievalUnavailable, match=r"another domain than plugin\.pinecone\.url"):
+        await store.create("vs_1", 2)
+    await store.stop()
+
+
+async def test_long_names_and_many_labels_stay_within_what_a_vector_may_carry(tmp_path: Path, url: str) -> None:
+    store = store_at(tmp_path, url)
+    await store.start()
+    await store.create("vs_1", 2)
+    crowded = chunk(
+        0,
+        attributes={f"key{i}": "x" * 500 for i in range(16)},
+        readers=tuple(f"user:{'u' * 200}{i}" for i in range(40)),
+    )
+    await store.upsert("vs_1", [crowded], vectors((1, 0)))
+    found = await store.search_dense("vs_1", vectors((1, 0)), limit=5, scope=Scope(readers=(f"user:{'u' * 200}7",)))
+    assert len(found) == 1
+    await store.stop()

@@ -1,0 +1,40 @@
+"""Where the PostgreSQL of the vectors is, and whether it is known to be that one."""
+
+from __future__ import annotations
+
+import logging
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from appliance.plugin import ConfigError, is_loopback
+
+log = logging.getLogger("appliance.pgvector")
+_CHECKED = frozenset({"verify-ca", "verify-full"})
+"""Of libpq's ``sslmode``: those that look at the server's certificate. The default, ``prefer``, does not."""
+
+
+def dsn_of(url: str) -> str:
+    """A URL as asyncpg reads it; SQLAlchemy's names the driver, and calls ``sslmode`` ``ssl``. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        scheme, query = parts.scheme.partition("+")[0], parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError:
+        scheme, query = "", []
+    if scheme not in ("postgresql", "postgres"):
+        raise ConfigError("plugin.pgvector.url: set it, as postgresql://user@host/name; database is not PostgreSQL")
+    renamed = [("sslmode" if name == "ssl" else name, value) for name, value in query]
+    return f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(renamed)}" if renamed else "")
+
+
+def warn_of_unchecked(dsn: str) -> None:
+    """Say once a start that documents may go to whoever answers there."""
+    parts = urlsplit(dsn)
+    options = dict(parse_qsl(parts.query))
+    # Several hosts are separated by commas, which urlsplit leaves alone; a socket is a path, or no host at all.
+    places = options.get("host") or parts.netloc.rpartition("@")[2]
+    hosts = [host.rpartition(":")[0] or host for host in places.split(",")]
+    far = [host for host in hosts if host and not host.startswith("/") and not is_loopback(host.strip("[]"))]
+    if far and options.get("sslmode") not in _CHECKED:
+        log.warning(
+            "the certificate of PostgreSQL at %s is not checked; add ?sslmode=verify-full to plugin.pgvector.url",
+            ", ".join(far),
+        )
