@@ -67,8 +67,9 @@ async def post(client, json):
 async def leave(client, model, seconds):
     """Ask for a stream and go away, before or after its first token."""
     try:
+        timeout = httpx.Timeout(20, read=seconds)
         async with client.stream(
-            "POST", "/v1/chat/completions", json=body(model, stream=True), timeout=seconds
+            "POST", "/v1/chat/completions", json=body(model, stream=True), timeout=timeout
         ) as reply:
             async for line in reply.aiter_lines():
                 if "one" in line:
