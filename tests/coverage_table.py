@@ -25,7 +25,7 @@ DOCUMENT = ROOT / "docs" / "api.md"
 HEADING = "## Coverage"
 TESTS = {
     Fate.ENGINE: "test_a_field_for_the_engine_reaches_it",
-    Fate.HERE: "test_a_field_that_is_done_here_is_taken",
+    Fate.HERE: "test_a_field_that_is_done_here_has_its_effect",
     Fate.STORED: "test_a_field_that_is_stored_is_shown_again",
     Fate.IGNORED: "test_a_field_that_is_ignored_changes_nothing",
     Fate.REFUSED: "test_a_field_that_is_refused_is_named",

@@ -15,6 +15,7 @@ import pytest
 from bad_values import smallest
 from coverage_table import SHOWN, route
 from every_route import CONFIG, HELLO, Api, every_route
+from field_effects import EFFECTS
 from inline import engine_plugin
 from msgspec import UNSET, inspect
 
@@ -214,6 +215,15 @@ class Tried(Api):
         super().__init__(client)
         self.engine = engine
 
+    def objects(self) -> Mapping[str, str]:
+        """With more than one object in each list."""
+        known = dict(super().objects())
+        files, store = [known["file_id"], self.upload("assistants", b"Pears are green.")], known["vector_store_id"]
+        asked = [*HELLO, {"role": "assistant", "content": "hello"}, *HELLO]
+        known["file_batch_id"] = self._make(f"/v1/vector_stores/{store}/file_batches", file_ids=files)
+        known["completion_id"] = self._make(CHAT, model="m", store=True, messages=asked)
+        return known
+
     def upload(self, purpose: str, text: bytes) -> str:
         return self._upload(purpose, text)
 
@@ -338,10 +348,17 @@ def test_a_field_for_the_engine_reaches_it(api, name, field):
 
 
 @pytest.mark.parametrize(("name", "field"), cases(Fate.HERE))
-def test_a_field_that_is_done_here_is_taken(api, name, field):
+def test_a_field_that_is_done_here_has_its_effect(api, name, field):
     given = asked_with(api, name, field)
     reply = api.send(name, given)
     assert reply.status_code == 200, reply.text
+    EFFECTS[name, field](api)
+
+
+def test_every_field_that_is_done_here_has_an_effect_that_is_seen():
+    done = {(name, field) for name, fields in COVERAGE.items() for field, fate in fields.items() if fate is Fate.HERE}
+    assert EFFECTS.keys() | (SHOWN.keys() & done) == done
+    assert not EFFECTS.keys() & SHOWN.keys()
 
 
 @pytest.mark.parametrize(("name", "field"), cases(Fate.STORED))
