@@ -111,9 +111,9 @@ async def test_O_11_an_endless_body_that_was_refused_is_not_read_for_ever(served
 
 
 async def test_a_slow_but_steady_body_is_served(served, monkeypatch):
-    monkeypatch.setattr(limits, "BODY_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 1.5)  # all of it takes longer, and no gap nearly as long
     body = json.dumps(CHAT | {"user": "u" * 20_000}).encode()
-    pieces = [body[i : i + 2_000] for i in range(0, len(body), 2_000)]
+    pieces = [body[i : i + 1_500] for i in range(0, len(body), 1_500)]
     head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
     status, _, answer = await answer_to(served.url, head, *pieces, pause=0.15)
     assert status == 200, answer
