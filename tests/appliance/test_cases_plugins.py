@@ -163,8 +163,10 @@ async def test_o40_blocking_code_is_told_with_its_place_and_the_server_goes_on(b
 
 
 async def test_a_loop_that_turns_is_never_told_of(caplog):
-    """For longer than the limit, which is itself longer than a busy machine stands still."""
+    """For longer than the limit, unless the machine itself stood still for as long."""
+    longest, before = 0.0, time.monotonic()
     async with StallWatch(1.5):
         for _ in range(200):
             await asyncio.sleep(0.01)
-    assert not caplog.records
+            longest, before = max(longest, time.monotonic() - before), time.monotonic()
+    assert not [record for record in caplog.records if record.name == "appliance.stalls"] or longest > 1

@@ -219,7 +219,7 @@ async def test_a_client_that_breaks_off_its_body_harms_nobody(box, caplog):
             writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
             await writer.drain()
         assert (await b.chat()).status_code == 200
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name != "appliance.stalls"], "a machine may stand still"
 
 
 # -- fields: one shared app, so that hundreds of requests are quick ---------------------------------------------

@@ -310,4 +310,5 @@ async def test_an_abandoned_stream_is_no_error_in_the_log(box, caplog):
                 writer.write(request_bytes(CHAT, STREAM))
                 await asyncio.wait_for(reader.readuntil(b'"content":"x"'), 20)
             await until(lambda: b.engine.running == 0)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record for record in warnings if record.name != "appliance.stalls"], "but that the machine stood still"
