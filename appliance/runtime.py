@@ -43,8 +43,8 @@ from appliance.recording import Recording
 from appliance.responses.background import BackgroundResponses
 from appliance.responses.service import Responses
 from appliance.stalls import StallWatch
-from appliance.storage.blobs import BlobStore
 from appliance.storage import placing
+from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.telemetry import NoTelemetry
 from appliance.types import ANONYMOUS, Principal, Scope
@@ -273,7 +273,7 @@ def build(
     models = build_models(config, plugins.engines(), context, open_store(config, plugins.model_sources()), knowledge)
     pipeline = _pipeline(plugins, models, knowledge, context)
     quotas = Quotas.of(config, database)
-    responses = Responses(pipeline, models, database, config.limits, quotas)
+    responses = Responses(pipeline, models, database, config.limits, quotas, config.prompts)
     blobs = BlobStore(config.data_path / "files")
 
     async def ask(path: str, body: bytes, principal: Principal, request_id: str) -> Answered:
@@ -327,14 +327,14 @@ def _knowledge(
 def _check_workers_models(config: Config, plugins: Plugins) -> None:
     """What the worker would only find out when it starts. Raises ConfigError, StartError."""
     embedders, rerankers = plugins.embedders(), plugins.rerankers()
-    for i, model in enumerate(config.models):
     sources = open_store(config, plugins.model_sources())
+    for i, model in enumerate(config.models):
         for key, kind, known in (("embedder", model.embedder, embedders), ("reranker", model.reranker, rerankers)):
             if kind is not None and kind not in known:
                 raise ConfigError(f"models[{i}].{key}: no listed plugin provides {kind}; list one under plugins")
-
         if model.embedder or model.reranker:
             model_spec(model, f"models[{i}]", sources)  # a folder that is not there
+
 
 def _pipeline(plugins: Plugins, models: Models, knowledge: Knowledge | None, context: AppContext) -> Pipeline:
     config = context.config
