@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.orm.exc import StaleDataError
 
 from appliance.errors import BadRequest, ConfigError, Conflict, OutOfSpace, RequestError, StartError, Unavailable
+from appliance.storage import sqlite
 from appliance.storage.tables import Base
 from appliance.storage.tenancy import TenantSession
 
@@ -242,7 +243,7 @@ def _engine(url: URL) -> AsyncEngine:
 
 def _options(url: URL) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
-        return {"connect_args": {"timeout": BUSY_SECONDS}}
+        return {"connect_args": {"timeout": BUSY_SECONDS, "async_creator_fn": sqlite.connect}}
     options: dict[str, Any] = {"pool_pre_ping": True, "pool_timeout": CONNECT_SECONDS}
     if url.drivername == "postgresql+asyncpg":
         waits = {"statement_timeout": STATEMENT_SECONDS, "lock_timeout": BUSY_SECONDS}
