@@ -218,6 +218,21 @@ class LimitsConfig(Strict, frozen=True):
     """Files, uploads, vector stores, responses, conversations, their items, chats and batches that it may keep."""
 
 
+class PromptMessage(Strict, frozen=True):
+    """A message of a template; ``{{name}}`` in its text is a variable."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class PromptConfig(Strict, frozen=True):
+    """A prompt template, which responses name by ``prompt``."""
+
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    messages: Annotated[tuple[PromptMessage, ...], msgspec.Meta(min_length=1, max_length=100)]
+    version: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = "1"
+
+
 class ObservabilityConfig(Strict, frozen=True):
     """Logs."""
 
@@ -247,6 +262,8 @@ class Config(Strict, frozen=True):
     auth: AuthConfig = AuthConfig()
     filters: FiltersConfig = FiltersConfig()
     limits: LimitsConfig = LimitsConfig()
+    prompts: tuple[PromptConfig, ...] = ()
+    """Templates; of several versions of one, requests that name none get the last."""
     observability: ObservabilityConfig = ObservabilityConfig()
     audit: AuditConfig = AuditConfig()
     plugin: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)

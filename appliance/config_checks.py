@@ -45,6 +45,10 @@ def check(config: Config) -> None:
         raise ConfigError("server.port: must be between 0 and 65535")
     _check_resource(config.auth.resource)
     _check_tenants(config)
+    versions = [(prompt.id, prompt.version) for prompt in config.prompts]
+    for i, version in enumerate(versions):
+        if version in versions[:i]:
+            raise ConfigError(f"prompts[{i}].version: {version[1]} of {version[0]} is there twice; choose another")
 
 
 def _check_tenants(config: Config) -> None:

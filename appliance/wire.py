@@ -41,6 +41,11 @@ Metadata: TypeAlias = Annotated[dict[_Key, _Label], msgspec.Meta(max_length=MAX_
 
 NotServed: TypeAlias = None
 """Type of a field that must be left out: an answer that does not heed it would not be what was asked for."""
+INSTEAD = {
+    "moderation": "leave it out, and ask /v1/moderations or have filters in the configuration",
+    "web_search_options": "leave it out, and have documents searched with the tool file_search",
+}
+"""What to do about such a field, by its name."""
 INTERNAL = "x-internal"
 """In the schema of a field that is no part of the API."""
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "minItems": 1}
@@ -309,7 +314,8 @@ def invalid_field(error: msgspec.ValidationError) -> BadRequest:
         param = f"{param}.{missing}" if param else missing
         return BadRequest(f"{param} is required", param=param, code="missing_required_parameter")
     if message.startswith("Expected `null`, got"):
-        return BadRequest(f"{param} is not served here; leave it out", param=param, code="unsupported_parameter")
+        hint = INSTEAD.get(param or "", "leave it out")
+        return BadRequest(f"{param} is not served here; {hint}", param=param, code="unsupported_parameter")
     return BadRequest(f"{param or 'the body'}: {message[0].lower()}{message[1:]}", param=param, code="invalid_type")
 
 

@@ -22,6 +22,8 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
 ASKED = [{"role": "user", "content": "what of pears?"}]
 STORES, STORE = "/v1/vector_stores", "/v1/vector_stores/{vector_store_id}"
 BATCH = f"{STORE}/file_batches/{{batch_id}}"
+TEMPLATE = {"id": "tone", "messages": [{"role": "system", "content": "Be {{tone}}."}]}
+PROMPT = {"id": "tone", "variables": {"tone": "brief"}}
 STATIC = {"type": "static", "static": {"max_chunk_size_tokens": 300, "chunk_overlap_tokens": 7}}
 HR = {"users": [], "groups": ["hr"], "public": False}
 NEW = {"sound": ("b.wav", b"RIFF other sound", "audio/wav"), "picture": ("b.png", b"\x89PNG other", "image/png")}
@@ -420,6 +422,8 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
     (_COUNT_RESPONSE, "instructions"): reaches_the_engine(
         _COUNT_RESPONSE, {"instructions": "Be brief."}, first_message, _BRIEF
     ),
+    (RESPONSES, "prompt"): reaches_the_engine(RESPONSES, {"prompt": PROMPT}, first_message, _BRIEF),
+    (_COUNT_RESPONSE, "prompt"): reaches_the_engine(_COUNT_RESPONSE, {"prompt": PROMPT}, first_message, _BRIEF),
     (_COUNT_RESPONSE, "tools"): reaches_the_engine(_COUNT_RESPONSE, {"tools": [RESPONSE_FUNCTION]}, tool_names, ["f"]),
     (MESSAGES, "messages"): reaches_the_engine(MESSAGES, {"messages": ASKED}, last_words, "what of pears?"),
     (MESSAGES, "system"): reaches_the_engine(MESSAGES, {"system": "Be brief."}, first_message, _BRIEF),

@@ -46,7 +46,7 @@ _PAGE = "limit order after before"
 _RESPONSE = _fields(
     here=(
         "model input instructions stream store background previous_response_id conversation tools tool_choice include "
-        "truncation"
+        "truncation prompt"
     ),
     engine=(
         "max_output_tokens temperature top_p top_logprobs parallel_tool_calls text reasoning user safety_identifier "
@@ -57,7 +57,7 @@ _RESPONSE = _fields(
         "stream_options max_tool_calls access_programs "
         "background_options context_management image prompt_cache_options prompt_cache_retention"
     ),
-    refused="moderation prompt",
+    refused="moderation",
 )
 _MESSAGES = _fields(
     here="model messages system stream tools tool_choice",
@@ -99,13 +99,13 @@ COVERAGE: Mapping[str, Fields] = {
     "POST /score": _SCORE,
     "POST /v1/responses": _RESPONSE,
     "POST /v1/responses/input_tokens": _fields(
-        here="model input instructions tools",
+        here="model input instructions tools prompt",
         ignored=(
             "stream store background include truncation max_output_tokens temperature top_p top_logprobs user text "
             "parallel_tool_calls reasoning metadata stream_options max_tool_calls safety_identifier prompt_cache_key "
             "service_tier tool_choice personality"
         ),
-        refused="previous_response_id conversation moderation prompt",
+        refused="previous_response_id conversation moderation",
     ),
     "GET /v1/responses/{response_id}": _fields(here="stream starting_after", ignored="include include_obfuscation"),
     "GET /v1/responses/{response_id}/input_items": _fields(here=_PAGE, ignored="include"),

@@ -21,6 +21,7 @@ from appliance.http.tokens import CountRoute, counting
 from appliance.responses.events import encoded, follow
 from appliance.responses.items import read_input
 from appliance.responses.output import Json
+from appliance.responses.prompts import fill
 from appliance.responses.replay import replay
 from appliance.responses.request import OWN_NAMES, ResponsesRequest, chat_of
 from appliance.responses.service import PATH, Prepared, Responses, unheard
@@ -224,13 +225,14 @@ class InputTokensRoute(CountRoute):
 
     def request_of(self, body: ResponsesRequest, runtime: Runtime) -> TokenizeRequest:
         """The prompt of the chat that it would be."""
-        items = read_input(body.input)
+        prompt = fill(body.prompt, runtime.config.prompts)
+        items = [*read_input(prompt.input), *read_input(body.input)]
         if not items:
             raise BadRequest("input must hold at least one item", param="input")
         for name in ("previous_response_id", "conversation"):
             if getattr(body, name):
                 raise BadRequest("tokens are counted of the input alone; send all of it as input", param=name)
-        return counting(chat_of(body, items))
+        return counting(chat_of(body, items, prompt.instructions))
 
     def shown(self, count: int) -> dict[str, Any]:
         """OpenAI's form."""

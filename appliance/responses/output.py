@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
+
 from appliance.errors import RateLimited, RequestError
 from appliance.responses.request import LOGPROBS, RESULTS, ResponsesRequest
 from appliance.storage.ids import new_id, now
@@ -58,6 +60,7 @@ def new_response(request: ResponsesRequest, response_id: str, status: str = "in_
         "usage": None,
         "user": request.user,
         "metadata": request.metadata or {},
+        **({"prompt": msgspec.to_builtins(request.prompt)} if request.prompt else {}),
     }
 
 

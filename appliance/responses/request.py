@@ -12,6 +12,7 @@ import msgspec
 
 from appliance.errors import BadRequest
 from appliance.responses.items import messages_of
+from appliance.responses.prompts import PromptReference
 from appliance.wire import ChatRequest, Count, Message, Metadata, NotServed, Probability, StreamOptions, Temperature
 
 RESULTS = "file_search_call.results"
@@ -85,7 +86,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     moderation: NotServed = None
-    prompt: NotServed = None
+    prompt: PromptReference | None = None
 
     @property
     def conversation_id(self) -> str | None:
@@ -127,9 +128,13 @@ def check(request: ResponsesRequest) -> None:
         )
 
 
-def chat_of(request: ResponsesRequest, items: Sequence[dict[str, Any]]) -> ChatRequest:
-    """The chat for a request; ``items`` are the earlier turns and the new input. Raises BadRequest."""
-    messages = messages_of(items)
+def chat_of(request: ResponsesRequest, items: Sequence[dict[str, Any]], prompt: Sequence[Message] = ()) -> ChatRequest:
+    """The chat for a request; ``items`` are the earlier turns and the new input, ``prompt`` a template's instructions.
+
+    Raises:
+        BadRequest: naming the field.
+    """
+    messages = [*prompt, *messages_of(items)]
     if request.instructions:
         messages.insert(0, Message(role="system", content=request.instructions))
     wants_logprobs = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)

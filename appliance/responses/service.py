@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from appliance.config import LimitsConfig
+from appliance.config import LimitsConfig, PromptConfig
 from appliance.errors import BadRequest, NotFound
 from appliance.http import validate
 from appliance.models.inputs import check_parts
@@ -17,6 +17,7 @@ from appliance.quotas import Quotas
 from appliance.responses.events import encoded
 from appliance.responses.items import parts_of, read_input
 from appliance.responses.output import Json, ResponseBuilder, new_response
+from appliance.responses.prompts import fill
 from appliance.responses.request import OWN_NAMES, ResponsesRequest, chat_of, check
 from appliance.storage import conversations, response_events, responses
 from appliance.storage.database import Database
@@ -74,6 +75,7 @@ class Responses:
     database: Database
     limits: LimitsConfig
     quotas: Quotas
+    prompts: Sequence[PromptConfig] = ()
 
     async def prepare(
         self,
@@ -94,11 +96,11 @@ class Responses:
         await self._authorize(request, principal)
         if response_id is None and (request.stored or request.conversation_id is not None):
             await self.quotas.check(principal.tenant)
-        new = read_input(request.input) if given is None else given
+        new = self._input(request) if given is None else given
         check_parts(model.name, model.inputs, parts_of(new))
         extent = await self._extent(request, principal)
         own = [item for item in new if item["type"] != "item_reference"]
-        chat = self._chat(request, new) if extent is None else self._capped(chat_of(request, own))
+        chat = self._chat(request, new) if extent is None else self._capped(self._chat_of(request, own))
         status = "queued" if request.background else "in_progress"
         builder = ResponseBuilder(new_response(request, response_id or new_id("resp_"), status), request.include or ())
         return Prepared(request, principal, own, chat, builder, extent, new)
@@ -113,10 +115,17 @@ class Responses:
                 f"input and what it continues hold more than {self.limits.max_messages} items (limits.max_messages)",
                 param="input",
             )
-        chat = chat_of(request, items)
+        chat = self._chat_of(request, items)
         with validate.in_words_of(ResponsesRequest, OWN_NAMES):
             validate.check_chat(chat, self.limits)
         return self._capped(chat)
+
+    def _chat_of(self, request: ResponsesRequest, items: Sequence[Json]) -> ChatRequest:
+        return chat_of(request, items, fill(request.prompt, self.prompts).instructions)
+
+    def _input(self, request: ResponsesRequest) -> list[Json]:
+        """The new items: of the template, then the request's own. Raises BadRequest, NotFound."""
+        return [*read_input(fill(request.prompt, self.prompts).input), *read_input(request.input)]
 
     def _capped(self, chat: ChatRequest) -> ChatRequest:
         validate.cap_tokens(chat, self.limits)

@@ -37,6 +37,8 @@ HEADINGS = {
     "LimitsConfig": "limits",
     "ObservabilityConfig": "observability",
     "AuditConfig": "audit",
+    "PromptConfig": "prompts",
+    "PromptMessage": "prompts.messages",
     "VllmOptions": "options of engine vllm",
     "OpenAIOptions": "options of engine openai",
     "ScriptedOptions": "options of engine scripted",

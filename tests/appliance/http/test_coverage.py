@@ -15,7 +15,7 @@ import pytest
 from bad_values import smallest
 from coverage_table import SHOWN, route
 from every_route import CONFIG, HELLO, Api, every_route
-from field_effects import EFFECTS
+from field_effects import EFFECTS, PROMPT, TEMPLATE
 from inline import engine_plugin
 from msgspec import UNSET, inspect
 
@@ -84,6 +84,8 @@ SPECIAL: Mapping[tuple[str, str], Any] = {
     (f"POST {RESPONSES}", "include"): ["file_search_call.results"],
     (f"POST {RESPONSES}/input_tokens", "include"): ["file_search_call.results"],
     (f"POST {RESPONSES}", "top_logprobs"): 3,
+    (f"POST {RESPONSES}", "prompt"): PROMPT,
+    (f"POST {RESPONSES}/input_tokens", "prompt"): PROMPT,
     (f"POST {RESPONSES}", "text"): {"format": {"type": "json_object"}},
     (f"POST {RESPONSES}", "reasoning"): {"effort": "low"},
     (f"POST {RESPONSES}", "stream_options"): {"include_obfuscation": True},
@@ -280,7 +282,7 @@ def api(tmp_path_factory):
         "pass_fields": ["chat_template_kwargs"],
         "tasks": [*("transcription", "translation", "speech"), *("image_generation", "image_edit", "image_variation")],
     }
-    config = CONFIG | {"models": [model, *CONFIG["models"][2:]]}
+    config = CONFIG | {"models": [model, *CONFIG["models"][2:]], "prompts": [TEMPLATE]}
     with every_route(tmp_path_factory.mktemp("coverage"), config, noting=engine_plugin(engine, "noting")) as served:
         tried = Tried(served.client, engine)
         assert tried.known

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from bad_values import KINDS
 from every_route import CONFIG, HELLO, every_route
+from field_effects import TEMPLATE
 from inline import engine_plugin
 
 from appliance.plugin import BadRequest, Call
@@ -94,6 +95,7 @@ RESPONSE: dict[str, Any] = {
     "prompt_cache_key": "p",
     "service_tier": "auto",
     "store": False,
+    "prompt": {"id": "tone", "version": "1", "variables": {"tone": "kind"}},
 }
 BODIES = {"/v1/messages": MESSAGES, "/v1/responses": RESPONSE}
 COUNTED = {"/v1/messages/count_tokens": MESSAGES, "/v1/responses/input_tokens": RESPONSE}
@@ -128,7 +130,7 @@ def engine():
 @pytest.fixture(scope="module")
 def client(tmp_path_factory, engine):
     model = {"name": "m", "engine": "refusing", "inputs": ["file"]}
-    config = CONFIG | {"models": [model, *CONFIG["models"][2:]]}
+    config = CONFIG | {"models": [model, *CONFIG["models"][2:]], "prompts": [TEMPLATE]}
     with every_route(tmp_path_factory.mktemp("paths"), config, refusing=engine_plugin(engine, "refusing")) as api:
         SEARCH["vector_store_ids"][:] = [api.client.post("/v1/vector_stores", json={}).json()["id"]]
         yield api.client

@@ -1,0 +1,125 @@
+"""``prompt`` of responses: templates of the configuration, filled in with the request's variables."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from eventually import eventually
+from loopback import assert_openai_error
+
+from appliance.config import parse
+from appliance.errors import ConfigError
+from appliance.testing import Emit
+
+ASKING = [
+    {"role": "system", "content": "Be {{tone}}."},
+    {"role": "user", "content": "Write to {{ name }} of {{name}}."},
+]
+CONFIG = {
+    "prompts": [
+        {"id": "letter", "messages": ASKING},
+        {"id": "plain", "version": "1", "messages": [{"role": "developer", "content": "Be brief."}]},
+        {"id": "plain", "version": "2", "messages": [{"role": "developer", "content": "Be very brief."}]},
+    ]
+}
+LETTER = {"id": "letter", "variables": {"tone": "kind", "name": "Ann"}}
+
+
+def heard(b) -> list[tuple[str, object]]:
+    """What the engine was asked."""
+    return [(message.role, message.content) for message in b.engine.diaries[-1].call.request.messages]
+
+
+async def test_a_template_is_filled_in_and_comes_between_instructions_and_input(box) -> None:
+    async with box([Emit("Dear Ann")], CONFIG) as b:
+        made = await b.openai.responses.create(model="m", prompt=LETTER, instructions="In German.", input="Thank her.")
+        assert heard(b) == [
+            ("system", "In German."),
+            ("system", "Be kind."),
+            ("user", "Write to Ann of Ann."),
+            ("user", "Thank her."),
+        ]
+        assert made.prompt.model_dump(exclude_none=True) == LETTER
+        items = await b.openai.responses.input_items.list(made.id)
+        assert [item.content[0].text for item in items.data] == ["Thank her.", "Write to Ann of Ann."]
+
+
+async def test_with_a_template_no_input_is_needed_and_the_next_turn_has_what_was_said(box) -> None:
+    async with box([Emit("Dear Ann")], CONFIG) as b:
+        first = await b.openai.responses.create(model="m", prompt=LETTER)
+        assert heard(b) == [("system", "Be kind."), ("user", "Write to Ann of Ann.")]
+        await b.openai.responses.create(model="m", input="Shorter.", previous_response_id=first.id)
+        said = [("user", "Write to Ann of Ann."), ("assistant", "Dear Ann"), ("user", "Shorter.")]
+        assert heard(b) == said
+
+
+async def test_without_a_version_it_is_the_last_one(box) -> None:
+    async with box([Emit("a")], CONFIG) as b:
+        for prompt, said in (
+            ({}, "Be very brief."),
+            ({"version": "1"}, "Be brief."),
+            ({"version": "2"}, "Be very brief."),
+        ):
+            await b.openai.responses.create(model="m", prompt={"id": "plain", **prompt}, input="hi")
+            assert heard(b)[0] == ("developer", said)
+
+
+async def test_what_a_variable_holds_is_text_and_never_a_template(box) -> None:
+    text = {"type": "input_text", "text": r"{{name}} \1 {{secret}}"}
+    async with box([Emit("a")], CONFIG) as b:
+        await b.openai.responses.create(model="m", prompt={"id": "letter", "variables": {"tone": text, "name": "Ann"}})
+        assert heard(b)[0] == ("system", r"Be {{name}} \1 {{secret}}.")
+
+
+async def test_it_works_in_the_background_and_is_counted(box) -> None:
+    async with box([Emit("Dear Ann")], CONFIG) as b:
+        made = await b.openai.responses.create(model="m", prompt=LETTER, background=True)
+
+        async def done() -> bool:
+            return (await b.openai.responses.retrieve(made.id)).status == "completed"
+
+        await asyncio.wait_for(eventually(done), 30)
+        assert heard(b) == [("system", "Be kind."), ("user", "Write to Ann of Ann.")]
+        counted = await b.client.post("/v1/responses/input_tokens", json={"model": "m", "prompt": LETTER})
+        assert counted.json()["input_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status", "param"),
+    [
+        ({"id": "nothing"}, 404, "prompt.id"),
+        ({"id": "plain", "version": "3"}, 404, "prompt.version"),
+        ({"id": "letter"}, 400, "prompt.variables.name"),
+        ({"id": "letter", "variables": {"name": "Ann"}}, 400, "prompt.variables.tone"),
+        ({"id": "plain", "variables": {"x": "y"}}, 400, "prompt.variables.x"),
+        ({"id": "letter", "variables": {"tone": 7, "name": "Ann"}}, 400, "prompt.variables.tone"),
+        ({"id": "letter", "variables": {"tone": {"type": "input_image"}, "name": "Ann"}}, 400, "prompt.variables.tone"),
+        ({"version": "1"}, 400, "prompt.id"),
+        ("letter", 400, "prompt"),
+    ],
+)
+async def test_a_template_that_cannot_be_filled_in_is_refused_by_name(box, prompt, status, param) -> None:
+    async with box([Emit("a")], CONFIG) as b:
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            reply = await b.client.post(path, json={"model": "m", "input": "hi", "prompt": prompt})
+            assert_openai_error(reply, status, param)
+        assert b.engine.diaries == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "told"),
+    [
+        (
+            "[{id: a, messages: [{role: user, content: x}]}, {id: a, messages: [{role: user, content: y}]}]",
+            "prompts[1]",
+        ),
+        ("[{id: a, messages: []}]", "prompts[0].messages"),
+        ("[{id: a, messages: [{role: tool, content: x}]}]", "prompts[0].messages[0].role"),
+        ("[{messages: [{role: user, content: x}]}]", "prompts[0]"),
+    ],
+)
+def test_a_configuration_of_wrong_templates_is_refused_by_its_path(tmp_path, prompts, told) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(f"prompts: {prompts}", folder=tmp_path)
+    assert told in str(error.value)
