@@ -1,12 +1,11 @@
 """What tests need to run the real worker process with test plugins."""
 
-import os
-import signal
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import yaml
 from knowledge_kit import Stack
+from processes import kill_worker_at
 
 from appliance.config import load
 from appliance.context import AppContext
@@ -61,12 +60,5 @@ async def worker(folder: Path, monkeypatch, **changes: object):
 
 
 def kill_worker(folder: Path) -> bool:
-    """Kill -9 the worker of this data folder, by its own number; whether there was one."""
-    uds = str(folder / "data" / "run" / "worker.sock").encode()
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if b"appliance.knowledge.worker" in words and uds in words and b"--fd" not in words:
-                os.kill(int(entry.name), signal.SIGKILL)
-                return True
-    return False
+    """Kill -9 the worker of this data folder; whether there was one."""
+    return kill_worker_at(folder / "data" / "run" / "worker.sock")

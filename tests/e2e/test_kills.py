@@ -6,7 +6,6 @@
 import asyncio
 import os
 import random
-import signal
 import sys
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from ports import reserved_port
+from processes import kill_worker_at
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from sqlalchemy import select
@@ -71,17 +71,7 @@ class Appliance:
         return True
 
     def kill_worker(self) -> bool:
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):
-                words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-                if (
-                    b"appliance.knowledge.worker" in words
-                    and str(self.socket).encode() in words
-                    and b"--fd" not in words
-                ):
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    return True
-        return False
+        return kill_worker_at(self.socket)
 
     async def stop(self) -> None:
         if self.process is not None and self.process.returncode is None:

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from commands import appliance
 from eventually import eventually
+from processes import workers_at
 from served import Served
 from sqlalchemy import func, select
 from worker_kit import install_plugin, write_config
@@ -81,12 +82,7 @@ class Replicas:
 
     def worker_of(self, name: str) -> int:
         """The process id of a replica's worker, below its guard."""
-        for entry in Path("/proc").iterdir():
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            mine = str(self.socket).encode() in words and f"--replica={name}".encode() in words
-            if mine and b"--fd" not in words:
-                return int(entry.name)
-        raise AssertionError(f"{name} has no worker")
+        return workers_at(self.socket, f"--replica={name}")[0]
 
 
 @pytest.fixture(scope="module")

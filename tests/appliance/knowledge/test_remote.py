@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from knowledge_kit import Stack, until
+from processes import workers_at
 from worker_kit import worker
 
 from appliance.config import parse
@@ -24,13 +25,7 @@ pytestmark = pytest.mark.slow
 
 def pid_of(made: Stack) -> int:
     """The worker itself, below its guard."""
-    wanted = str(made.knowledge._socket).encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (entry / "cmdline").exists():
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"appliance.knowledge.worker" in words and wanted in words and b"--fd" not in words:
-                return int(entry.name)
-    raise AssertionError("no worker runs")
+    return workers_at(made.knowledge._socket)[0]
 
 
 async def test_everything_works_through_the_worker(tmp_path, monkeypatch) -> None:
