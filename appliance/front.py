@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
-from litestar.types import ASGIApp
-
 from appliance.audit import ORIGIN, Origin
 from appliance.errors import PluginError, Unavailable
 from appliance.http.addresses import client_address, headers_of
 from appliance.http.request_id import request_id_of
 
 if TYPE_CHECKING:
+    from litestar.types import ASGIApp
+
     from appliance.config import ServerConfig
     from appliance.pipeline import Pipeline
     from appliance.types import Principal

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 import pluggy
-from litestar.handlers import BaseRouteHandler
 
 from appliance.context import AppContext
 from appliance.errors import ApplianceError
@@ -42,6 +41,8 @@ hookspec = pluggy.HookspecMarker("appliance")
 hookimpl = pluggy.HookimplMarker("appliance")
 
 if TYPE_CHECKING:
+    from litestar.handlers import BaseRouteHandler
+
     Settings = Any
 
 

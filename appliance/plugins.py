@@ -12,18 +12,20 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 import pluggy
-from litestar.handlers import BaseRouteHandler
 
 from appliance import hookspecs, protocols
 from appliance.config import Config, convert
 from appliance.context import AppContext
 from appliance.errors import ApplianceError, PluginError
 from appliance.types import Call
+
+if TYPE_CHECKING:
+    from litestar.handlers import BaseRouteHandler
 
 log = logging.getLogger("appliance.plugins")
 GROUP = "appliance"
@@ -251,6 +253,8 @@ class Plugins:
 
     def routes(self) -> list[tuple[str, BaseRouteHandler]]:
         """Extra routes, with their plugins."""
+        from litestar.handlers import BaseRouteHandler  # only a server has routes; parsers start without it
+
         return self._listed("appliance_routes", BaseRouteHandler)
 
     def commands(self, cli: click.Group) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import wraps
+from copy import copy
+from functools import cache, wraps
 from typing import Any, cast
 
 from litestar import Request, Response
@@ -23,7 +24,20 @@ from appliance.permissions import PUBLIC
 
 
 def route_handlers(public_docs: bool) -> list[BaseRouteHandler]:
-    """Litestar's handlers for the whole table."""
+    """Litestar's handlers for the whole table; each app has its own."""
+    return [copy(handler) for handler in _made(public_docs)]
+
+
+@cache
+def _made(public_docs: bool) -> list[BaseRouteHandler]:
+    """Made once, with what Litestar reads in their signatures: half the time that it takes to build an app."""
+    made = _of_table(public_docs)
+    for handler in made:
+        handler.parsed_fn_signature  # noqa: B018 - it keeps it, and so do its copies
+    return made
+
+
+def _of_table(public_docs: bool) -> list[BaseRouteHandler]:
     mounts = {entry.path: entry for entry in TABLE if isinstance(entry.handler, hot.Route)}
     plain = [entry for entry in TABLE if entry.path not in mounts]
     beside = [entry for entry in TABLE if entry.path in mounts and entry is not mounts[entry.path]]

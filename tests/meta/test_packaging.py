@@ -91,6 +91,12 @@ def test_every_module_imports_alone_without_warnings_and_without_anything_heavy(
     assert json.loads(done.stdout) == {}
 
 
+def test_what_a_parser_needs_brings_no_web_framework():
+    """Its process starts again and again, and each file gets a fork of it: 7 MiB and a fifth of its start."""
+    program = "import sys, appliance.knowledge.parse_worker, appliance.plugin; sys.exit('litestar' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], timeout=60, cwd=ROOT, check=True)
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_no_module_is_long_and_each_says_what_it_is(name):
     text = SOURCES[name].read_text("utf-8")
