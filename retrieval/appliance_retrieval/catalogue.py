@@ -259,7 +259,7 @@ class Catalogue:
 
     def select(self, scope: Scope, where: Filter | None = None) -> Selection | None:
         """The labels under which a query may find something; ``None`` if there are none."""
-        # Copies, not the lock: the event loop asks, and must not wait for a thread that writes.
+        # Copies, not the lock: a search must not wait for a thread that writes.
         access = tuple(
             label
             for label, (tenant, readers) in list(self._access.items())

@@ -223,7 +223,7 @@ class CataloguedStore:
                 f"{collection} keeps vectors of {found.dimensions} numbers, not {len(vector) // 4};"
                 " search with the embedder it was made with"
             )
-        if (selection := found.select(scope, where)) is None:
+        if (selection := await _selection(found, scope, where)) is None:
             return []
         query = unit_rows(vector, found.dimensions)
         if not selection.fits_an_index:
@@ -237,7 +237,7 @@ class CataloguedStore:
     ) -> Sequence[Hit]:
         """Best chunks by BM25, from the catalogue."""
         found = await self._catalogue(collection)
-        if found is None or (selection := found.select(scope, where)) is None:
+        if found is None or (selection := await _selection(found, scope, where)) is None:
             return []
         return await asyncio.to_thread(found.search, query, selection, limit)
 
@@ -246,7 +246,7 @@ class CataloguedStore:
     ) -> Sequence[StoredChunk]:
         """A file's chunks by position."""
         found = await self._catalogue(collection)
-        if found is None or (selection := found.select(scope)) is None:
+        if found is None or (selection := await _selection(found, scope)) is None:
             return []
         return await asyncio.to_thread(found.page, file_id, selection, offset, limit)
 
@@ -283,6 +283,11 @@ def floats(vector: bytes) -> list[float]:
 
     row: list[float] = np.frombuffer(vector, "<f4").tolist()
     return row
+
+
+async def _selection(catalogue: Catalogue, scope: Scope, where: Filter | None = None) -> Selection | None:
+    """In a thread: where each chunk has attributes of its own, there are as many labels to judge."""
+    return await asyncio.to_thread(catalogue.select, scope, where)
 
 
 def _put(catalogue: Catalogue, chunks: Sequence[StoredChunk], vectors: bytes) -> list[Entry]:

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,27 @@ async def test_b5_every_query_of_the_index_names_the_labels_of_the_scope(tmp_pat
     await store.drop("vs/../1 ü")
     assert list(tmp_path.iterdir()) == []
     await store.stop()
+
+
+async def test_the_event_loop_judges_no_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be one for each chunk."""
+    judging, select = [], Catalogue.select
+
+    def noted(self: Catalogue, scope: Scope, where: Comparison | None = None) -> Selection | None:
+        judging.append(threading.current_thread())
+        return select(self, scope, where)
+
+    monkeypatch.setattr(Catalogue, "select", noted)
+    store = CataloguedStore(Recording(), tmp_path)
+    await store.start()
+    await store.create("c", 2)
+    await store.upsert("c", [chunk(0, "zebra")], vectors((1, 0)))
+    assert len(await store.search_dense("c", vectors((1, 0)), limit=9, scope=Scope())) == 1
+    assert len(await store.search_text("c", "zebra", limit=9, scope=Scope())) == 1
+    assert len(await store.chunks("c", "file-a", scope=Scope())) == 1
+    await store.stop()
+    assert len(judging) == 3
+    assert threading.current_thread() not in judging
 
 
 async def test_a_collection_whose_creation_was_killed_is_not_there_and_can_be_created(tmp_path: Path) -> None:
