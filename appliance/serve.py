@@ -65,7 +65,9 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _tune() -> None:
-    """Settings of the process that serving many streams at once wants."""
+    """Settings of the process and its children."""
+    # Vectors, texts and what the log says of them are for this user alone, also where ``data_dir`` is open to others.
+    os.umask(0o077)
     # Open streams are young objects that live on: looking through them after every 700 costs time.
     gc.set_threshold(10_000, 20, 20)
     # A thread that encodes spans or hashes a file gives the loop its turn after this long; 5 ms would show in latency.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -96,6 +97,7 @@ async def _own(config: Config) -> AsyncIterator[Upkeep]:
     from appliance.plugins import Plugins
     from appliance.storage.database import Database
 
+    os.umask(0o077)  # as ``serve`` has it: what is written here is the server's
     plugins = Plugins(config)
     async with Database(config.database_url) as database:
         context = AppContext(config=config, database=database)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -213,6 +214,7 @@ def main() -> int:
     parser.add_argument("--uds", type=Path, required=True)
     parser.add_argument("--replica", default="")
     arguments = parser.parse_args()
+    os.umask(0o077)  # as ``serve`` has it
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         asyncio.run(serve(arguments.config, arguments.uds, arguments.replica))

@@ -95,7 +95,7 @@ def test_adapters_switch_lora_on() -> None:
     assert "--enable-lora" in build(VllmOptions(lora_modules={"a": "/a"}))
 
 
-def test_no_media_host_is_allowed_unless_named() -> None:
+def test_D2_no_media_host_is_allowed_unless_named() -> None:
     assert value(build(VllmOptions()), "--allowed-media-domains") == "none.invalid"
     assert value(build(EVERY_OPTION), "--allowed-media-domains") == "media.example.org"
 
@@ -152,7 +152,7 @@ def test_the_environment_holds_what_vllm_needs_and_no_secrets() -> None:
     assert not {"VLLM_SERVER_DEV_MODE", "HTTP_PROXY"} & set(env)
 
 
-def test_nothing_is_fetched_or_reported_and_all_addresses_are_loopback() -> None:
+def test_D2_nothing_is_fetched_or_reported_and_all_addresses_are_loopback() -> None:
     env = environment(VllmOptions(cpu_kv_cache_gib=3), {"HF_HUB_OFFLINE": "0"}, SOCKET.parent)
     assert env == {
         "HF_HUB_OFFLINE": "1",
