@@ -162,6 +162,8 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """How much it counts that a passage differs from those before it, from 0 to 1 (MMR)."""
     neighbors: int = 0
     """How many chunks before and behind it in its file a passage brings with it."""
+    feedback: float = 0.0
+    """How far the query moves towards the best passage before meaning is looked for again, from 0 to 1."""
     offset: int = 0
     """How many of the best are passed over: those of earlier pages."""
     rewrite: bool = False

@@ -13,7 +13,7 @@ import json
 import random
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ class Collection:
     documents: dict[str, str]
     questions: dict[str, str]
     judgements: dict[str, dict[str, int]]
+
+    def asking(self, count: int | None) -> Collection:
+        """With so many of the questions only; ``None``: all."""
+        return replace(self, questions=dict(list(self.questions.items())[:count]))
 
 
 def cranfield(folder: Path) -> Collection:

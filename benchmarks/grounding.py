@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--url", help="a running appliance, as http://127.0.0.1:8000 [start one]")
     parser.add_argument("--model", default="reader", help="its chat model")
     parser.add_argument("--key", default="none", help="its API key, if it wants one")
+    parser.add_argument("--questions", type=int, help="ask only so many, for a try [all]")
     parser.add_argument("--show", action="store_true", help="print the questions that went wrong")
     return parser
 
@@ -81,7 +82,7 @@ def _measure(url: str, options: argparse.Namespace) -> int:
 
     client = OpenAI(base_url=f"{url}/v1", api_key=options.key, timeout=120)
     loaded = load(client, "grounding", documents())
-    scores = [_score(client, loaded, item, options) for item in questions()]
+    scores = [_score(client, loaded, item, options) for item in questions()[: options.questions]]
     if options.url:
         remove(client, loaded)
     columns = ("first hit", f"hit in {_PASSAGES}", "citation precision", "citation recall")

@@ -44,6 +44,7 @@ class SearchMessage(msgspec.Struct):
     embedding_weight: float | None
     diversity: float
     neighbors: int
+    feedback: float
     offset: int
     rewrite: bool
 

@@ -25,7 +25,7 @@ class HybridSearch(msgspec.Struct, frozen=True):
 class RankingOptions(msgspec.Struct, frozen=True):
     """OpenAI's ``ranking_options``. The ranker ``none`` ranks by the dense leg alone.
 
-    Not OpenAI's are ``diversity`` and ``neighbors``; ``None`` is what the configuration says, or ``auto``.
+    Not OpenAI's are ``diversity``, ``neighbors`` and ``feedback``; ``None`` is as configured, or ``auto``.
     """
 
     ranker: str | None = None
@@ -33,6 +33,7 @@ class RankingOptions(msgspec.Struct, frozen=True):
     hybrid_search: HybridSearch | None = None
     diversity: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     neighbors: Annotated[int, msgspec.Meta(ge=0, le=MAX_NEIGHBORS)] | None = None
+    feedback: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
     def as_search(self, config: RetrievalConfig) -> dict[str, Any]:
         """The fields of ``types.Search`` that these options set, or else the configuration."""
@@ -41,6 +42,7 @@ class RankingOptions(msgspec.Struct, frozen=True):
             "score_threshold": _first(self.score_threshold, config.score_threshold),
             "diversity": _first(self.diversity, config.diversity),
             "neighbors": _first(self.neighbors, config.neighbors),
+            "feedback": _first(self.feedback, config.feedback),
         }
         if self.hybrid_search is not None:
             fields |= {"fusion": "ranks", **msgspec.structs.asdict(self.hybrid_search)}

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from appliance.errors import Conflict
 from appliance.knowledge.diversity import diverse
 from appliance.knowledge.embedding import BatchingEmbedder
+from appliance.knowledge.feedback import READ_CHARACTERS, towards
 from appliance.knowledge.fusion import Leg, fuse_ranks, fuse_scores
 from appliance.knowledge.neighbors import Neighborhood
 from appliance.knowledge.reranking import rerank
@@ -25,6 +26,8 @@ WEIGHTS: Mapping[Fusion, tuple[float, float]] = {"scores": (1.0, 2.0), "ranks": 
 """Of the text leg and the dense leg, by the way of fusion, where the client says nothing."""
 Ranking: TypeAlias = list[tuple[str, Hit]]
 """Hits with their store ids, best first: what one leg found for one query in all stores."""
+_Vectors: TypeAlias = Mapping[BatchingEmbedder, list[bytes]]
+"""A vector for each query, by the embedder that made it."""
 
 
 @dataclass
@@ -55,15 +58,13 @@ class Searcher:
         if not rows:
             return Findings()
         search = self._weighed(search)
-        dense, text = await asyncio.gather(self._dense(search, scope, rows), self._text(search, scope, rows))
-        found = _collect(dense, text)
-        scores = _scores(search, dense, text, found, self._limit(search))
-        # The queries saw to the readers; looking again makes a right that was taken away hold at once, while the
-        # chunks are being changed.
-        async with self.database.tenant(scope.tenant, readers=scope.readers, write=False) as session:
-            file_ids = {item.hit.chunk.file_id for item in found.values()}
-            names = await searches.filenames(session, rows.keys(), file_ids)
-        passages = await self._reranked(search, _passages(scores, found, names))
+        (vectors, dense), text = await asyncio.gather(self._dense(search, scope, rows), self._text(search, scope, rows))
+        found, passages = await self._fused(search, scope, rows, dense, text)
+        if search.feedback > 0 and search.ranker != "none" and vectors and passages:
+            vectors = await self._moved(vectors, found[passages[0].chunk_id], search.feedback)
+            again = await self._nearest(search, scope, rows, vectors)
+            found, passages = await self._fused(search, scope, rows, again, text, first=dense)
+        passages = await self._reranked(search, passages)
         fit = [passage for passage in passages if passage.score >= search.score_threshold]
         end = search.offset + search.limit
         page = diverse(fit, end, search.diversity)[search.offset : end]
@@ -104,16 +105,52 @@ class Searcher:
                 await stores.touch(session, stale)
         return {row.id: row for row in rows if row.fingerprint is not None}, denied
 
-    async def _dense(self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]) -> list[Ranking]:
-        used = {store_id: embedder_of(row, self.embedders) for store_id, row in rows.items()}
-        if search.ranker != "none" and search.embedding_weight == 0:
-            return []
-        vectors: dict[str, list[bytes]] = {}
-        for embedder in {embedder.name: embedder for embedder in used.values()}.values():
-            vectors[embedder.name] = _rows((await embedder.embed(search.queries)).vectors, embedder)
+    async def _fused(
+        self,
+        search: Search,
+        scope: Scope,
+        rows: Mapping[str, StoreRow],
+        dense: list[Ranking],
+        text: list[Ranking],
+        *,
+        first: list[Ranking] | None = None,
+    ) -> tuple[dict[str, _Found], list[Passage]]:
+        """What the legs found, and the passages of it that may be shown, best first.
 
+        ``first`` is the dense leg of the query itself, where ``dense`` is that of a moved one.
+        """
+        found = _collect(dense, text)
+        if first is not None:
+            _keep_similarities(found, first)
+        scores = _scores(search, dense, text, found, self._limit(search))
+        # The queries saw to the readers; looking again makes a right that was taken away hold at once, while the
+        # chunks are being changed.
+        async with self.database.tenant(scope.tenant, readers=scope.readers, write=False) as session:
+            file_ids = {item.hit.chunk.file_id for item in found.values()}
+            names = await searches.filenames(session, rows.keys(), file_ids)
+        return found, _passages(scores, found, names)
+
+    async def _dense(
+        self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]
+    ) -> tuple[_Vectors, list[Ranking]]:
+        """The queries' vectors and what is near them; nothing where only words count."""
+        used = {embedder_of(row, self.embedders) for row in rows.values()}
+        if search.ranker != "none" and search.embedding_weight == 0:
+            return {}, []
+        vectors = {each: _rows((await each.embed(search.queries)).vectors, each) for each in used}
+        return vectors, await self._nearest(search, scope, rows, vectors)
+
+    async def _moved(self, vectors: _Vectors, best: _Found, weight: float) -> _Vectors:
+        """The queries' vectors nearer to that of the best passage."""
+        text = best.hit.chunk.searchable[:READ_CHARACTERS]
+        passage = {each: (await each.embed([text])).vectors for each in vectors}
+        return {each: [towards(row, passage[each], weight) for row in found] for each, found in vectors.items()}
+
+    async def _nearest(
+        self, search: Search, scope: Scope, rows: Mapping[str, StoreRow], vectors: _Vectors
+    ) -> list[Ranking]:
         async def leg(store_id: str, query: int) -> Sequence[Hit]:
-            vector = vectors[used[store_id].name][query]
+            vector = vectors[embedder_of(rows[store_id], self.embedders)][query]
             return await self.backend.search_dense(
                 rows[store_id].collection, vector, limit=self._limit(search), scope=scope, where=search.where
             )
@@ -178,6 +215,15 @@ def _collect(dense: list[Ranking], text: list[Ranking]) -> dict[str, _Found]:
         for store_id, hit in ranking:
             found.setdefault(hit.chunk.id, _Found(store_id, hit)).matched = True
     return found
+
+
+def _keep_similarities(found: Mapping[str, _Found], first: list[Ranking]) -> None:
+    """Likeness is that to the query itself; what its own leg did not list has at most that of the last in it."""
+    known = _collect(first, [])
+    most = max((ranking[-1][1].score for ranking in first if ranking), default=0.0)
+    for chunk_id, item in found.items():
+        if item.similarity is not None:
+            item.similarity = known[chunk_id].similarity if chunk_id in known else min(item.similarity, most)
 
 
 def _scores(

@@ -6,18 +6,18 @@ from appliance.config import RetrievalConfig
 from appliance.errors import BadRequest
 from appliance.knowledge.ranking import parse_ranking
 
-CONFIG = RetrievalConfig(diversity=0.3, neighbors=2, score_threshold=0.1)
+CONFIG = RetrievalConfig(diversity=0.3, neighbors=2, feedback=0.5, score_threshold=0.1)
 
 
 @pytest.mark.parametrize("raw", [None, {}, dict.fromkeys(("ranker", "score_threshold", "diversity", "hybrid_search"))])
 def test_the_configuration_holds_where_the_client_says_nothing(raw) -> None:
     fields = parse_ranking(raw).as_search(CONFIG)
-    assert fields == {"ranker": "auto", "score_threshold": 0.1, "diversity": 0.3, "neighbors": 2}
+    assert fields == {"ranker": "auto", "score_threshold": 0.1, "diversity": 0.3, "neighbors": 2, "feedback": 0.5}
 
 
 def test_a_zero_of_the_client_is_something_said() -> None:
-    options = parse_ranking({"diversity": 0, "neighbors": 0, "score_threshold": 0})
-    assert options.as_search(CONFIG) == {"ranker": "auto", "score_threshold": 0, "diversity": 0, "neighbors": 0}
+    zeros = dict.fromkeys(("diversity", "neighbors", "feedback", "score_threshold"), 0)
+    assert parse_ranking(zeros).as_search(CONFIG) == {"ranker": "auto", **zeros}
 
 
 def test_weights_ask_for_fusion_by_ranks_as_at_openai() -> None:
@@ -32,6 +32,7 @@ def test_weights_ask_for_fusion_by_ranks_as_at_openai() -> None:
         ({"diversity": 1.1}, "ranking_options.diversity"),
         ({"diversity": "much"}, "ranking_options.diversity"),
         ({"neighbors": -1}, "ranking_options.neighbors"),
+        ({"feedback": 1.5}, "ranking_options.feedback"),
         ({"neighbors": 21}, "ranking_options.neighbors"),
         ({"neighbors": 1.5}, "ranking_options.neighbors"),
         ({"score_threshold": 2}, "ranking_options.score_threshold"),
