@@ -34,8 +34,8 @@ class Synced:
         await self.stop()
         retrieval = RetrievalConfig(vector_store="memory", sources=wanted, stores=seeds)
         self.config = msgspec.structs.replace(self.made.config, retrieval=retrieval)
-        ingestor = self.made.knowledge._ingestor
-        self.service = Sources(self.config, self.made.database, self.made.blobs, ingestor)
+        changes = self.made.knowledge._ingestor.changes
+        self.service = Sources(self.config, self.made.database, self.made.blobs, changes)
         self.service.start()
 
     async def stop(self) -> None:

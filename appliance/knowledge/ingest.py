@@ -1,4 +1,4 @@
-"""The ingestion worker's loop: claims jobs, runs a few at once, and takes things out again.
+"""The ingestion worker's loop: claims jobs and runs a few at once.
 
 A job is a row made in the same transaction as the attachment. It is claimed by a lease and goes when the file's row
 says what came of it, so that whatever kills the worker, the next one takes the job up again.
@@ -10,22 +10,19 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
-from weakref import WeakValueDictionary
 
-from appliance.errors import ApplianceError, IngestionError, RequestError, RetrievalUnavailable
-from appliance.knowledge.collections import Collections
-from appliance.knowledge.filters import Attributes
+from appliance.errors import ApplianceError, IngestionError, RequestError
+from appliance.knowledge.changes import Changes
 from appliance.knowledge.indexing import Indexer
 from appliance.knowledge.placement import PlacedStore
 from appliance.knowledge.sealing import Key, Sealer
-from appliance.storage import jobs, moving, reindexes, store_files, stores
+from appliance.knowledge.under_way import UnderWay
+from appliance.storage import jobs, reindexes
 from appliance.storage.database import Database
 from appliance.storage.jobs import Work
-from appliance.storage.tables import VectorStore as StoreRow
-from appliance.types import Access
 
 log = logging.getLogger("appliance.ingest")
 IN_FLIGHT = 2
@@ -46,7 +43,7 @@ _UNEXPECTED = "an internal error; the worker's log has the details"
 
 
 class Ingestor:
-    """Turns queued jobs into searchable chunks, and takes files and stores out of the backend."""
+    """Turns queued jobs into searchable chunks."""
 
     def __init__(
         self, database: Database, backend: PlacedStore, indexer: Indexer, owner: str, stand_back: StandBack
@@ -54,7 +51,6 @@ class Ingestor:
         """``owner`` is the name to hold leases by (``WorkerLock``)."""
         self._database = database
         self._backend = backend
-        self._collections = Collections(database, backend)
         self._indexer = indexer
         self._owner = owner
         self._stand_back = stand_back
@@ -64,10 +60,11 @@ class Ingestor:
         self._rebuilds: deque[Key] = deque()
         self.rebuilt = asyncio.Event()
         """Set whenever no file is left to be indexed into a second collection."""
-        self._claiming = asyncio.Lock()
-        self._changes: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._woken = asyncio.Event()
         self._sealer = Sealer(database, backend, lambda: not self._running, self._woken.set)
+        self._under_way = UnderWay(self._running, self._sealer)
+        self.changes = Changes(database, backend, self._under_way, self.wake)
+        """What ends work on files, and takes them out."""
         self._renewed = 0.0
         self._tidied = -_TIDY_SECONDS
         self._task: asyncio.Task[None] | None = None
@@ -76,8 +73,8 @@ class Ingestor:
         """Take up what an earlier worker left, and begin."""
         async with self._database.session() as session:
             await jobs.reclaim(session, self._owner)
-        await self._finish_removals()
-        await self._finish_updates()
+        await self.changes.finish_removals()
+        await self.changes.finish_updates()
         self._sealer.start()
         self._task = asyncio.create_task(self._run(), name="ingestor")
 
@@ -89,7 +86,7 @@ class Ingestor:
         with suppress(asyncio.CancelledError):
             await self._task
         self._task = None
-        await self._end_tasks(self._running)
+        await self._under_way.end_tasks(self._running)
         await self._sealer.stop()
         with suppress(ApplianceError):
             async with self._database.session() as session:
@@ -98,179 +95,6 @@ class Ingestor:
     def wake(self) -> None:
         """There may be new jobs, or cancelled ones."""
         self._woken.set()
-
-    # -- taking out ------------------------------------------------------------------------------------
-
-    async def remove_file(self, store_id: str, file_id: str) -> None:
-        """See ``Knowledge.remove_file``."""
-        async with self._changing((store_id, file_id)):
-            async with self._database.session() as session:
-                if await store_files.find(session, store_id, file_id, lock=True) is None:
-                    return  # an earlier call has removed it
-                await store_files.begin_removal(session, store_id, file_id)
-            await self._drop((store_id, file_id))
-            async with self._database.session() as session:
-                await store_files.remove(session, store_id, file_id)
-
-    async def remove_store(self, store_id: str) -> None:
-        """See ``Knowledge.remove_store``."""
-        async with self._database.session() as session:
-            await stores.begin_removal(session, store_id)
-        await self._drop_all(store_id)
-        async with self._database.session() as session:
-            await stores.remove(session, store_id)
-
-    async def empty_expired(self) -> None:
-        """Take everything out of the stores that have expired; the stores stay, to say so."""
-        async with self._database.session(write=False) as session:
-            store_ids = await stores.expired(session, self._backend.name)
-        for store_id in store_ids:
-            await _logged(self._empty(store_id))
-
-    async def _empty(self, store_id: str) -> None:
-        async with self._database.session() as session:
-            store = await session.get(StoreRow, store_id, with_for_update=True)  # whoever attaches holds it
-            if store is None or not stores.has_expired(store):
-                return
-            await store_files.begin_removal_of_all(session, store_id)
-        await self._drop_all(store_id)
-        async with self._database.session() as session:
-            await store_files.remove_all(session, store_id)
-            await stores.forget_embedder(session, store_id)
-            await reindexes.end(session, store_id)
-        log.info("vector store %s has expired and was emptied", store_id)
-
-    async def set_attributes(self, store_id: str, file_id: str, attributes: Attributes) -> None:
-        """See ``Knowledge.set_attributes``; a file that is being written gets them before it is completed."""
-        async with self._database.session() as session:
-            await store_files.set_attributes(session, store_id, file_id, attributes)
-        await self._update_chunks(store_id, file_id)
-
-    async def set_access(self, store_id: str, file_id: str, access: Access) -> None:
-        """See ``Knowledge.set_access``; searches look at the row too, so whoever lost the right has lost it at once."""
-        async with self._database.session() as session:
-            await store_files.set_access(session, store_id, file_id, access)
-        await self._update_chunks(store_id, file_id)
-
-    async def _update_chunks(self, store_id: str, file_id: str) -> None:
-        """Give the chunks what the row says; those being written get it before their file is completed."""
-        async with self._changing((store_id, file_id)):
-            async with self._database.session(write=False) as session:
-                row = await store_files.find(session, store_id, file_id)
-            if row is None or row.status != "completed" or row.removing:
-                return
-            await self._collections.update(store_id, file_id, row.attributes, row.readers)
-            async with self._database.session() as session:
-                await store_files.fresh(session, row)
-
-    def _changing(self, key: Key) -> asyncio.Lock:
-        """Held while a finished file's chunks are changed, or a file is removed: one after the other.
-
-        So an older row is not written over a newer one, chunks that a vector store writes anew do not come back after
-        their removal, and a second removal takes no chunk along of a file that is attached again behind the first.
-        """
-        return self._changes.setdefault(key, asyncio.Lock())
-
-    # -- mending (knowledge/reconcile.py) --------------------------------------------------------------
-
-    async def drop_orphan(self, collection: str) -> None:
-        """Drop a collection, unless it is a store's."""
-        if collection not in await self._collections.names(stores.store_of(collection)):
-            await self._backend.drop(collection)
-
-    async def mend(self, store_id: str, file_id: str) -> None:
-        """Put a file's chunks in order: a completed file is indexed again, of any other the chunks are deleted.
-
-        What a second collection of the store has of it is deleted, to be made anew when it is wanted.
-        """
-        key = store_id, file_id
-        async with self._claiming:  # no work on it may begin between the look and the deletion
-            async with self._database.session(write=False) as session:
-                row = await store_files.find(session, store_id, file_id)
-            if row is not None and row.status == "completed" and not row.removing:
-                await self._index_again(key)
-            elif row is None or (row.status != "in_progress" and key not in self._running):
-                await self._collections.delete_file(store_id, file_id)
-
-    async def _index_again(self, key: Key) -> None:
-        await self._end({key})  # a completed file is at most on its way into a second collection
-        async with self._database.session() as session:
-            await reindexes.forget_file(session, *key)
-            row = await store_files.find(session, *key)
-            if row is not None and row.status == "completed" and not row.removing:
-                await store_files.index_again(session, row)
-        for second in (await self._collections.names(key[0]))[1:]:
-            await self._backend.delete_file(second, key[1])
-        self.wake()
-
-    async def begin_anew(self, store_id: str) -> None:
-        """Index all files of a store here, whose vectors another vector store holds; that one is left as it is."""
-        async with self.paused(store_id), self._database.session() as session:
-            await moving.move(session, store_id, self._backend.name)
-
-    # -- ending work -----------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def paused(self, store_id: str) -> AsyncIterator[None]:
-        """Nothing of a store is worked on inside. What was under way is queued again, and its chunks are deleted."""
-        async with self._claiming:
-            await self._end(self._keys_of(store_id))
-            async with self._database.session() as session:
-                begun = await jobs.let_go_of_store(session, store_id)
-            for file_id in begun:
-                await self._collections.delete_file(store_id, file_id)
-            yield
-        self._woken.set()
-
-    def _keys_of(self, store_id: str) -> set[Key]:
-        return {key for key in (*self._running, *self._sealer.keys()) if key[0] == store_id}
-
-    async def _drop_all(self, store_id: str) -> None:
-        """End the work on a store's files and drop their chunks with its collections."""
-        async with self._claiming:  # what is claimed this moment must be seen
-            await self._end(self._keys_of(store_id))
-        await self._collections.drop(store_id)
-
-    async def _drop(self, key: Key) -> None:
-        """End the work on a file and delete its chunks."""
-        async with self._claiming:
-            await self._end({key})
-        await self._collections.delete_file(*key)
-
-    async def _end(self, keys: Collection[Key]) -> None:
-        """End the work on these; what is being completed this moment is waited for."""
-        await self._end_tasks(keys)
-        await self._sealer.forget(keys)
-
-    async def _end_tasks(self, keys: Collection[Key]) -> None:
-        tasks = [task for key in tuple(keys) if (task := self._running.get(key))]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
-    async def _finish_removals(self) -> None:
-        """Removals that a crash interrupted; one that fails stays marked, and can be asked for again."""
-        async with self._database.session(write=False) as session:
-            store_ids = await stores.being_removed(session)
-            keys = await store_files.being_removed(session)
-        for store_id in store_ids:
-            await _logged(self.remove_store(store_id))
-        for key in keys:
-            await _logged(self.remove_file(*key))
-
-    async def _finish_updates(self) -> None:
-        """Changes of attributes and readers that a crash, or a vector store out of reach, kept from the chunks."""
-        async with self._database.session(write=False) as session:
-            keys = await store_files.stale(session, self._backend.name)
-        for key in keys:
-            try:
-                await self._update_chunks(*key)
-            except RetrievalUnavailable as error:
-                log.warning("changes of %d files wait for the vector store: %s", len(keys), error)
-                return
-            except RequestError as error:
-                log.warning("the change of file %s cannot be finished: %s; repeat it", key[1], error)
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -292,8 +116,8 @@ class Ingestor:
         await self._renew()
         if time.monotonic() - self._tidied > _TIDY_SECONDS:
             self._tidied = time.monotonic()
-            await self.empty_expired()
-            await self._finish_updates()
+            await self.changes.empty_expired()
+            await self.changes.finish_updates()
         if self._free > 0:
             await self._claim()
         if self._free > 0 and not self._rebuilding:
@@ -301,7 +125,7 @@ class Ingestor:
         self._stand_back_while_busy()
 
     def _stand_back_while_busy(self) -> None:
-        busy = bool(self._running or len(self._sealer))
+        busy = bool(self._under_way)
         if busy != self._standing_back and self._stand_back(busy):
             self._standing_back = busy
 
@@ -314,7 +138,7 @@ class Ingestor:
         async with self._database.session(write=False) as session:
             if not await jobs.due(session, self._backend.name):
                 return
-        async with self._claiming:
+        async with self._under_way.claiming:
             await self._renew()  # again: the wait may have been long, and what is worked on must not be begun twice
             async with self._database.session() as session:
                 claimed = await jobs.claim(session, self._owner, self._free, self._backend.name)
@@ -326,14 +150,14 @@ class Ingestor:
         fingerprints = {item.embedder.fingerprint for item in self._indexer.embedders.values()}
         while not self._rebuilding:
             if not self._rebuilds:
-                busy = {*self._running, *self._sealer.keys()}
+                busy = self._under_way.keys()
                 async with self._database.session(write=False) as session:
                     found = await reindexes.due(session, REBUILDS + len(busy), fingerprints, self._backend.name)
                 self._rebuilds = deque(key for key in found if key not in busy)
             if not self._rebuilds:
                 self.rebuilt.set()
                 return
-            async with self._claiming:
+            async with self._under_way.claiming:
                 async with self._database.session() as session:
                     key = self._rebuilds.popleft()
                     work = await reindexes.claim(session, key, fingerprints, self._backend.name)
@@ -355,17 +179,17 @@ class Ingestor:
 
     async def _drop_cancelled(self) -> None:
         """Stop what the server has cancelled; its job is claimed once more, to clean up."""
-        if not self._running and not len(self._sealer):
+        if not self._under_way:
             return
         async with self._database.session(write=False) as session:
             keys = await jobs.cancelled(session, self._owner)
         for key in keys & self._running.keys():
-            await self._end_tasks({key})
+            await self._under_way.end_tasks({key})
             async with self._database.session() as session:
                 await jobs.let_go(session, *key)
 
     async def _renew(self) -> None:
-        if (self._running or len(self._sealer)) and time.monotonic() - self._renewed > _RENEW_SECONDS:
+        if self._under_way and time.monotonic() - self._renewed > _RENEW_SECONDS:
             async with self._database.session() as session:
                 await jobs.renew(session, self._owner)
             self._renewed = time.monotonic()
@@ -432,10 +256,3 @@ class Ingestor:
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
-
-
-async def _logged(work: Awaitable[None]) -> None:
-    try:
-        await work
-    except RequestError as error:
-        log.warning("a removal that was cut short cannot be finished: %s; repeat it", error)

@@ -123,19 +123,19 @@ class LocalKnowledge:
 
     async def remove_file(self, store_id: str, file_id: str) -> None:
         """See ``Knowledge``."""
-        await _present(self._ingestor).remove_file(store_id, file_id)
+        await _present(self._ingestor).changes.remove_file(store_id, file_id)
 
     async def remove_store(self, store_id: str) -> None:
         """See ``Knowledge``."""
-        await _present(self._ingestor).remove_store(store_id)
+        await _present(self._ingestor).changes.remove_store(store_id)
 
     async def set_attributes(self, store_id: str, file_id: str, attributes: Attributes) -> None:
         """See ``Knowledge``."""
-        await _present(self._ingestor).set_attributes(store_id, file_id, attributes)
+        await _present(self._ingestor).changes.set_attributes(store_id, file_id, attributes)
 
     async def set_access(self, store_id: str, file_id: str, access: Access) -> None:
         """See ``Knowledge``."""
-        await _present(self._ingestor).set_access(store_id, file_id, access)
+        await _present(self._ingestor).changes.set_access(store_id, file_id, access)
 
     async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
         """See ``Knowledge``."""
@@ -156,7 +156,7 @@ class LocalKnowledge:
         """See ``Knowledge``."""
         ingestor, backend = _present(self._ingestor), _present(self._backend)
         blobs = BlobStore(self._context.data_dir / "files")
-        return await Reconciler(self._context.database, backend, blobs, ingestor).run(repair=repair)
+        return await Reconciler(self._context.database, backend, blobs, ingestor.changes).run(repair=repair)
 
     async def sync(self, order: SyncOrder) -> list[SourceReport]:
         """See ``Knowledge``."""
@@ -249,7 +249,7 @@ class LocalKnowledge:
         self._held.push_async_callback(self._reindexer.stop)
         self._reindexer.start()
         await asyncio.to_thread(indexer.blobs.start)  # sources write files too, and no server may have run here yet
-        self._sources = Sources(self._context.config, database, indexer.blobs, self._ingestor)
+        self._sources = Sources(self._context.config, database, indexer.blobs, self._ingestor.changes)
         self._held.push_async_callback(self._sources.stop)
         self._sources.start()
         async with database.session(write=False) as session:

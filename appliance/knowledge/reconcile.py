@@ -9,8 +9,8 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from appliance.knowledge.changes import Changes
 from appliance.knowledge.indexing import chunk_id
-from appliance.knowledge.ingest import Ingestor
 from appliance.knowledge.placement import PlacedStore
 from appliance.knowledge.report import Misfit, Report
 from appliance.knowledge.sealing import Key
@@ -41,7 +41,7 @@ class Reconciler:
     database: Database
     backend: PlacedStore
     blobs: BlobStore
-    ingestor: Ingestor
+    changes: Changes
 
     async def run(self, *, repair: bool) -> Report:
         """Look, mend what can be mended if ``repair``, and report what was found.
@@ -71,11 +71,11 @@ class Reconciler:
 
     async def _repair(self, report: Report) -> None:
         for store_id in report.stores_elsewhere:  # first: what lies here under their names is not theirs
-            await self.ingestor.begin_anew(store_id)
+            await self.changes.begin_anew(store_id)
         for collection in report.collections_without_store:
-            await self.ingestor.drop_orphan(collection)
+            await self.changes.drop_orphan(collection)
         for misfit in report.chunks_out_of_place:
-            await self.ingestor.mend(misfit.store_id, misfit.file_id)
+            await self.changes.mend(misfit.store_id, misfit.file_id)
         for blob_id in report.blobs_without_file:
             await asyncio.to_thread(self.blobs.remove, blob_id)
 

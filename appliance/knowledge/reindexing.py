@@ -118,7 +118,7 @@ class Reindexer:
     async def _begin_anew(self, store_id: str, order: ReindexOrder) -> None:
         """There is nothing to search meanwhile: the vectors are where the configuration does not look any more."""
         embedder = self._embedder(order.embedder)
-        async with self._ingestor.paused(store_id), self._database.session() as session:
+        async with self._ingestor.changes.paused(store_id), self._database.session() as session:
             store, _ = await _locked(session, store_id)
             await moving.move(session, store_id, self._backend.name)
             store.embedder = embedder.name
@@ -150,7 +150,7 @@ class Reindexer:
 
     async def _cancel(self, store_id: str, order: ReindexOrder) -> None:
         """What has been searched before is kept; going back to it is what was cancelled."""
-        async with self._ingestor.paused(store_id), self._database.session() as session:
+        async with self._ingestor.changes.paused(store_id), self._database.session() as session:
             store, row = await _locked(session, store_id)
             built = _of_status(row, BUILDING, store_id, "no collection of it is being built")
             built.status = DROPPING if built.kept_until is None else KEPT
@@ -188,7 +188,7 @@ class Reindexer:
             await self._drop(row)
 
     async def _switch(self, store_id: str) -> None:
-        async with self._ingestor.paused(store_id):
+        async with self._ingestor.changes.paused(store_id):
             async with self._database.session(write=False) as session:
                 if store_id not in await reindexes.whole(session, self._fingerprints, self._backend.name):
                     return  # also where the store is being deleted, and its collections may be dropped already

@@ -1,4 +1,4 @@
-"""Another ``retrieval.vector_store``: stores whose vectors are in the former one say so, until they are filled again."""
+"""Another ``retrieval.vector_store``: stores whose vectors are in the former one say so, until they are filled anew."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_work_on_stores_that_are_elsewhere_rests(tmp_path, stores) -> None
         knowledge = made.runtime.knowledge
         with pytest.raises(RetrievalUnavailable):
             await knowledge.set_attributes(store, file, {"year": 2026})  # noted in the row, not in the chunks
-        await knowledge._ingestor._finish_updates()
+        await knowledge._ingestor.changes.finish_updates()
         await knowledge._reindexer.advance()
         assert await stores["second"].collections() == []
     async with box(tmp_path, stores, "first") as made:

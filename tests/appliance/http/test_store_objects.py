@@ -212,7 +212,7 @@ async def test_an_expired_store_is_emptied_and_says_that_it_expired(raw, app) ->
     runtime = app.state.runtime
     async with runtime.database.session() as session:
         await session.execute(update(Row).where(Row.id == store).values(last_active_at=1, expires_days=1))
-    await runtime.knowledge._ingestor.empty_expired()
+    await runtime.knowledge._ingestor.changes.empty_expired()
     found = (await raw.get(f"/vector_stores/{store}")).json()
     assert (found["status"], found["usage_bytes"], found["file_counts"]["total"]) == ("expired", 0, 0)
     assert await runtime.knowledge._backend.count(store) == 0

@@ -277,7 +277,7 @@ async def test_a_switch_that_comes_after_the_deletion_of_its_store_leaves_no_col
     await held(made, "new")
     async with made.database.session() as session:
         await stores.begin_removal(session, store)
-    await made.knowledge._ingestor._drop_all(store)
+    await made.knowledge._ingestor.changes._drop_all(store)
     await made.knowledge._reindexer._switch(store)  # it was whole a moment ago
     made.embedders["new"].release()
     assert await collections(made) == []
@@ -290,7 +290,7 @@ async def test_a_store_that_expires_meanwhile_is_emptied_whole(made) -> None:
     await made.served_by(store, "new")
     async with made.database.session() as session:
         await session.execute(update(VectorStore).values(last_active_at=0))
-    await made.knowledge._ingestor.empty_expired()
+    await made.knowledge._ingestor.changes.empty_expired()
     assert await collections(made) == []
     with pytest.raises(Conflict, match="expired"):
         await made.begin(store, embedder="old")
