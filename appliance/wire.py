@@ -8,8 +8,9 @@ their JSON as it came.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -317,6 +318,27 @@ def invalid_field(error: msgspec.ValidationError) -> BadRequest:
         hint = INSTEAD.get(param or "", "leave it out")
         return BadRequest(f"{param} is not served here; {hint}", param=param, code="unsupported_parameter")
     return BadRequest(f"{param or 'the body'}: {message[0].lower()}{message[1:]}", param=param, code="invalid_type")
+
+
+def from_texts(values: Mapping[str, Any], type_: type[_T]) -> _T:
+    """A struct of the texts that a query or a form holds. Raises BadRequest.
+
+    msgspec takes the text "null" for None; a query has no null, only parameters that are left out.
+    """
+    try:
+        read = msgspec.convert(values, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from None
+    for name, attribute in texts_of(cast("Hashable", type_)).items():
+        if name in values and getattr(read, attribute) is None:
+            raise BadRequest(f"{name}: expected a value, got null; leave it out", param=name, code="invalid_type")
+    return read
+
+
+@cache
+def texts_of(type_: Any) -> Mapping[str, str]:
+    """The attributes of a struct, by the names of its fields outside."""
+    return {field.encode_name: field.name for field in msgspec.structs.fields(type_)}
 
 
 def check_depth(value: object, param: str, limit: int = MAX_JSON_DEPTH) -> None:

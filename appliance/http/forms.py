@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, cast
 
-import msgspec
 from litestar.types import Receive
 from msgspec import inspect
 from multipart import (  # type: ignore[import-untyped]
@@ -27,7 +26,7 @@ from appliance.errors import BadRequest, TooLarge, UnsupportedMedia
 from appliance.knowledge.text import clean
 from appliance.media.requests import Attachment
 from appliance.media.spool import Scratch, Spool
-from appliance.wire import invalid_field
+from appliance.wire import from_texts
 
 OVERHEAD = 64 * 1024
 """Bytes of a form that are neither files nor texts."""
@@ -101,10 +100,7 @@ async def read_form(
     parts = _Parts(_fields_of(cast("Hashable", type_)), scratch)
     try:
         await _read(list(headers), receive, limit, parts)
-        return msgspec.convert(parts.fields, type_, strict=False)
-    except msgspec.ValidationError as error:
-        parts.close()
-        raise invalid_field(error) from None
+        return from_texts(parts.fields, type_)
     except BaseException:
         parts.close()
         raise

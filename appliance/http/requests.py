@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
@@ -13,7 +13,7 @@ from litestar.types import Receive
 
 from appliance.errors import BadRequest, NotFound, TooLarge, UnsupportedMedia
 from appliance.http.errors import JSON
-from appliance.wire import invalid_field
+from appliance.wire import from_texts, texts_of
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
@@ -123,12 +123,8 @@ def query_of(request: HttpRequest, type_: type[_T]) -> _T:
     Raises:
         BadRequest: a parameter is of the wrong type or out of its bounds; ``param`` names it.
     """
-    names = {field.encode_name for field in msgspec.structs.fields(type_)}  # type: ignore[arg-type]
-    given = {name: value for name, value in request.query_params.items() if name in names}
-    try:
-        return msgspec.convert(given, type_, strict=False)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error) from None
+    names = texts_of(cast("Hashable", type_))
+    return from_texts({name: value for name, value in request.query_params.items() if name in names}, type_)
 
 
 def listing(items: list[Any], ids: list[str], *, has_more: bool) -> dict[str, Any]:

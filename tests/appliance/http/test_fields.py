@@ -115,7 +115,7 @@ def wrong_parameters(entry: Entry) -> Iterator[tuple[str, str]]:
     for field in fields_of(entry.query):
         if not any(isinstance(option, inspect.StrType | inspect.DictType) for option in options(field.type)):
             texts = (str(value) for value in field.wrong() if type(value) in (int, str))
-            yield from ((field.name, text) for text in texts)
+            yield from ((field.name, text) for text in [*texts, "null", "NULL"])
 
 
 @pytest.mark.parametrize("entry", WITH_QUERY)
