@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,12 @@ MAX_BYTES = 256 * 1024
 """A constraint as JSON; the largest real schemas have tens of kilobytes."""
 MAX_PATTERN = 4096
 """Characters of a regular expression."""
+MAX_EXPANDED = 50_000
+"""Characters of a regular expression whose counts are written out, as automata have it: ``(a{9}){9}`` are 81."""
+_ENDLESS = 10**9
+"""More is counted as this, so that counting costs the same whatever the numbers."""
+_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_TOKEN = re.compile(r"\\.|\{\d+(?:,\d*)?\}|.", re.DOTALL)
 STRUCTURED = (
     "json",
     "regex",
@@ -52,8 +59,15 @@ def check_constraints(
             continue
         if len(_size(value)) > MAX_BYTES:
             raise BadRequest(f"{param} is over {MAX_BYTES} bytes; send a smaller one", param=param)
-        if any(len(text) > MAX_PATTERN for text in _patterns(value)):
-            raise BadRequest(f"{param}: a regular expression is over {MAX_PATTERN} characters", param=param)
+        for text in _patterns(value):
+            if len(text) > MAX_PATTERN:
+                raise BadRequest(f"{param}: a regular expression is over {MAX_PATTERN} characters", param=param)
+            if expanded(text) > MAX_EXPANDED:
+                raise BadRequest(
+                    f"{param}: a regular expression is over {MAX_EXPANDED} characters with its counts multiplied; use "
+                    "smaller ones, or * and +",
+                    param=param,
+                )
 
 
 def _patterns(value: Any) -> Iterator[str]:
@@ -68,3 +82,31 @@ def _patterns(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _patterns(item)
+
+
+def expanded(pattern: str) -> int:
+    """How long a regular expression is with its counts written out; what is not well-formed counts as it stands."""
+    if "{" not in pattern:
+        return len(pattern)
+    groups, last, in_class = [0], 0, False
+    for part in _TOKEN.findall(pattern):
+        count = None if in_class else _COUNT.fullmatch(part)
+        if count:
+            times = max(_number(count[1]), _number(count[2] or "1"))
+            groups[-1] += last * (times - 1)
+            last = min(last * times, _ENDLESS)
+        elif part == "(" and not in_class:
+            groups.append(0)
+        elif part == ")" and not in_class and len(groups) > 1:
+            last = min(groups.pop(), _ENDLESS)
+            groups[-1] += last
+        else:
+            in_class = (in_class or part == "[") and part != "]"
+            if not in_class:
+                groups[-1] += 1
+                last = 1
+    return sum(groups)
+
+
+def _number(digits: str) -> int:
+    return int(digits[:9])

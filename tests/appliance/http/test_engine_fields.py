@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import msgspec
 import pytest
 from every_route import GENERATING, label
 from loopback import assert_openai_error, raw_answer, request_bytes, sse_events
 
+from appliance.http.constraints import expanded
 from appliance.http.media import MediaRoute
 from appliance.http.routes import TABLE
 from appliance.testing import Emit, Fail
@@ -109,6 +111,44 @@ async def test_C7_schemas_have_bounds_on_every_chat_route(box, schema):
             assert error["param"] == named.get(path, "output_config.format")
             assert error["message"].startswith(error["param"])
         assert not b.engine.diaries
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length"),
+    [
+        ("abc", 3), ("a{3}", 3), ("a{2,5}b", 6), ("a{7,}", 7), ("(ab){3}c", 7), ("((a{9}){9}){9}", 729),
+        ("[a{9}]{4}", 4), (r"\(a{3}", 4), (r"\\{3}", 3), ("(a|b{4}){2}", 12), ("a)b{3}", 5),
+        ("((a{3}", 3), ("{4}", 0), ("a{x}", 4), ("x{" + "9" * 40 + "}", 999_999_999),
+        ("(" * 2000 + "a" + "){2}" * 2000, 2**2000),
+    ],
+)  # fmt: skip
+def test_C7_the_counts_of_a_regular_expression_are_multiplied(pattern, length):
+    assert min(expanded(pattern), 10**9) == min(length, 10**9)
+
+
+EVIL = ["((a{1,100}){1,100}){1,100}", "a{60000}", "(" * 500 + "a" + "){2}" * 500, "(?:[a-z]{0,300}x){200}"]
+
+
+@pytest.mark.parametrize("pattern", EVIL)
+async def test_C7_regular_expressions_that_are_long_once_they_are_written_out_are_400(box, pattern):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+    async with box() as b:
+        reply = await b.chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
+        assert "counts multiplied" in assert_openai_error(reply, 400, "response_format")["message"]
+        assert_openai_error(await b.chat(structured_outputs={"regex": pattern}), 400, "structured_outputs")
+        assert not b.engine.diaries
+        assert (await b.chat(structured_outputs={"regex": "[a-z]{1,63}(\\.[a-z]{1,63}){1,4}"})).status_code == 200
+
+
+def test_C7_C12_counting_takes_a_time_that_grows_with_the_length_alone():
+    times = []
+    for factor in (1, 8):
+        patterns = [part * (500 * factor) for part in ("[", "(", "{1", "a{1,9}", "\\", "([{1,2}])")]
+        began = time.process_time()
+        for pattern in patterns * 3:
+            expanded(pattern)
+        times.append(time.process_time() - began)
+    assert times[1] < 40 * times[0] + 0.05
 
 
 LARGE_SCHEMAS = [
