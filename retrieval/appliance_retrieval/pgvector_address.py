@@ -16,11 +16,11 @@ def dsn_of(url: str) -> str:
     """A URL as asyncpg reads it; SQLAlchemy's names the driver, and calls ``sslmode`` ``ssl``. Raises ConfigError."""
     try:
         parts = urlsplit(url)
-        scheme, query = parts.scheme.partition("+")[0], parse_qsl(parts.query, keep_blank_values=True)
     except ValueError:
-        scheme, query = "", []
-    if scheme not in ("postgresql", "postgres"):
+        parts = urlsplit("")
+    if parts.scheme.partition("+")[0] not in ("postgresql", "postgres"):
         raise ConfigError("plugin.pgvector.url: set it, as postgresql://user@host/name; database is not PostgreSQL")
+    query = parse_qsl(parts.query, keep_blank_values=True)
     renamed = [("sslmode" if name == "ssl" else name, value) for name, value in query]
     return f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(renamed)}" if renamed else "")
 
