@@ -35,6 +35,8 @@ _PAGE, _WINDOW = 4096, 16_384
 _NOT_FOUND = (4, 100)
 _GRPC = {"grpc.enable_http_proxy": 0}
 """Documents go to the server that the configuration names, through no proxy of the environment."""
+_NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
+"""pymilvus asks every ten seconds whether the server lives; Milvus Lite's breaks off with who asks that often."""
 
 
 class MilvusDatabase:
@@ -67,7 +69,8 @@ class MilvusDatabase:
             self.lite = LiteServer(Path(self._uri), self._run_dir)
         try:
             address = self.lite.uri if self.lite else self._uri
-            made = partial(MilvusClient, address, timeout=self._timeout, grpc_options=_GRPC)
+            options = _GRPC | _NO_PINGS if self.lite else _GRPC
+            made = partial(MilvusClient, address, timeout=self._timeout, grpc_options=options)
             if not self.lite:
                 check_server(address, self._token, made)
             if self._name:
