@@ -24,7 +24,9 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 12.0
 BODY_SECONDS = 30.0
 LINGER_SECONDS = 2.0
-"""How long what is left of a body is read after the answer: closing at once could lose the answer (RFC 9112, 9.6)."""
+"""How long what is left of a request is read after its answer: closing at once could lose that (RFC 9112, 9.6)."""
+LINGER_BYTES = 2**20
+"""How much of a head that was refused is read and dropped within that time."""
 MIN_BODY_BYTES = 1024
 """A body that brings less within ``BODY_SECONDS`` is given up, unless it is the server that does not read."""
 
@@ -40,6 +42,7 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = 0
         self._in_body = False
         self._too_large = False
+        self._refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._answering: RequestResponseCycle | None = None
 
@@ -59,6 +62,10 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Refuse what is too large before the parser keeps it; watch what is still due."""
         self._unread += len(data)
+        if self._refused:
+            if self._unread > LINGER_BYTES:
+                self.transport.close()
+            return
         if self._unread > MAX_HEAD_BYTES + len(data):  # this read may hold a body, the ones before did not
             self._refuse_head()
             return
@@ -158,7 +165,18 @@ class Connection(HttpToolsProtocol):
                 b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
                 % (status, reason, len(body), body)
             )
+            if not self._in_body:  # else the app may be at work, and must hear now that there will be no more
+                self._linger()
+                return
         self.transport.close()
+
+    def _linger(self) -> None:
+        """Drop what still comes of a refused head, for a moment: bytes left unread would reset the connection."""
+        self._stop_watching()
+        self._refused, self._unread = True, 0
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _may_write(self) -> bool:
         """Nothing may be put into an answer under way, nor behind one whose request has not ended."""

@@ -65,6 +65,7 @@ async def serving(app: Litestar) -> AsyncIterator[str]:
                 proxy_headers=False,
                 ws="none",
                 lifespan="on",
+                timeout_keep_alive=75,  # as in serve: longer than clients keep a connection, so that none closes in use
                 timeout_graceful_shutdown=2,
             )
         )
