@@ -111,7 +111,7 @@ class PlacedStore:
             async with self._database.session(write=False) as session:
                 store = await session.get(StoreRow, stores.store_of(collection))
             if store is not None and not placing.is_here(store, self.name):
-                raise RetrievalUnavailable(placing.told(store.id, store.backend, self.name), retry_after=30)
+                raise RetrievalUnavailable(placing.told(store.id, store.backend, self.name))
             if store is not None and store.backend is not None:
                 self._mine.add(collection)
         return self.inner
