@@ -324,7 +324,9 @@ async def test_what_milvus_lite_refuses_is_retrieval_unavailable(
             await search
         assert "secret" not in str(caught.value)
     monkeypatch.undo()
-    monkeypatch.setattr(Collection, "_read_snapshot", lambda _: store._database.lite._db.get_collection("gone"))
+    lite = store._database.lite
+    assert lite is not None
+    monkeypatch.setattr(Collection, "_read_snapshot", lambda _: lite._db.get_collection("gone"))
     with pytest.raises(NotFound):
         await store.search_text("c", "word0", **FIVE)
 

@@ -70,4 +70,5 @@ async def test_a_closed_connection_says_so(tmp_path: Path) -> None:
         assert list(await cursor.fetchall()) == []
     await made.close()
     with pytest.raises((ValueError, sqlite3.ProgrammingError)):
-        await made.cursor().execute("SELECT 1")
+        async with made.cursor() as cursor:
+            await cursor.execute("SELECT 1")
