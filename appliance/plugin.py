@@ -9,6 +9,7 @@ from __future__ import annotations
 from appliance.admission import Admission, choices_of
 from appliance.audit import ORIGIN, AuditEvent, Auditor, Origin
 from appliance.audit.feed import AuditFeed
+from appliance.circuit import Circuit
 from appliance.cli.options import config_option, examples, json_option, print_json
 from appliance.config import Config, PriceConfig, convert
 from appliance.config import load as load_config
@@ -174,6 +175,7 @@ __all__ = [
     "Child",
     "Chunk",
     "Chunker",
+    "Circuit",
     "Comparison",
     "CompletionRequest",
     "Compound",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from appliance.errors import Conflict
+from appliance.circuit import Circuit
+from appliance.errors import Conflict, RetrievalUnavailable
 from appliance.knowledge.diversity import diverse
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.feedback import READ_CHARACTERS, towards
@@ -41,6 +42,14 @@ class _Found:
 
 
 @dataclass
+class _Failing:
+    """What the last search of a tenant failed by, and whether the next may try."""
+
+    circuit: Circuit = field(default_factory=Circuit)
+    why: str = ""
+
+
+@dataclass
 class Searcher:
     """Runs searches against one vector-store backend."""
 
@@ -51,9 +60,25 @@ class Searcher:
     fusion: Fusion = "scores"
     reranker: Reranker | None = None
     rerank_candidates: int = 20
+    _failing: dict[str, _Failing] = field(default_factory=dict)
+    """By the tenants whose last search failed: what is wrong with the stores of one keeps no other waiting."""
 
     async def search(self, search: Search, scope: Scope) -> Findings:
-        """See ``Knowledge.search``."""
+        """See ``Knowledge.search``. While all searches fail, most are told so at once instead of after a time-out."""
+        failing = self._failing.get(scope.tenant)
+        if failing is not None and not failing.circuit.passes():
+            raise RetrievalUnavailable(failing.why, retry_after=failing.circuit.retry_after)
+        try:
+            findings = await self._search(search, scope)
+        except RetrievalUnavailable as error:
+            failing = self._failing.setdefault(scope.tenant, _Failing())
+            failing.why = str(error)
+            failing.circuit.note(ok=False)
+            raise
+        self._failing.pop(scope.tenant, None)
+        return findings
+
+    async def _search(self, search: Search, scope: Scope) -> Findings:
         rows, denied = await self._stores(search, scope)
         if not rows:
             return Findings()

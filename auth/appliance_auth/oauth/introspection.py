@@ -11,8 +11,7 @@ import httpx2
 import msgspec
 from authlib.integrations.httpx_client import AsyncOAuth2Client
 
-from appliance.plugin import Egress, EgressError, Unavailable
-from appliance_auth._circuit import Circuit
+from appliance.plugin import Circuit, Egress, EgressError, Unavailable
 from appliance_auth.oauth.claims import Claims, TokenRefused
 from appliance_auth.oauth.jwt import check_actor, check_audience, check_times
 from appliance_auth.oauth.metadata import Discovery

@@ -13,6 +13,7 @@ from eventually import eventually
 from inline import provides
 from loopback import assert_openai_error
 
+from appliance import circuit
 from appliance.plugin import Call, Chunk, Generation, OutOfSpace, RetrievalUnavailable
 from appliance.testing import Emit, ScriptedEngine, make_app, serving
 from appliance.testing.scripted_embedder import ScriptedEmbedder
@@ -131,7 +132,8 @@ async def box(folder: Any) -> AsyncIterator[Box]:
         yield made
 
 
-async def test_r21_without_the_vector_store_nothing_is_answered_as_if_from_documents(tmp_path) -> None:
+async def test_r21_without_the_vector_store_nothing_is_answered_as_if_from_documents(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(circuit, "FAILURES", 100)
     async with box(tmp_path) as made:
         await made.add("the zebrafinch sings")
         await eventually(made.completed)
@@ -145,6 +147,30 @@ async def test_r21_without_the_vector_store_nothing_is_answered_as_if_from_docum
         plain = {"model": "m", "messages": [{"role": "user", "content": "zebrafinch"}]}
         assert (await made.client.post("/v1/chat/completions", json=plain)).status_code == 200
         made.backend.fault = None
+        for path, body in made.questions.items():
+            assert (await made.client.post(path, json=body)).status_code == 200, path
+
+
+async def test_r21_after_five_failures_most_searches_fail_at_once_until_one_succeeds(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(circuit, "PAUSE_SECONDS", 60.0)
+    async with box(tmp_path) as made:
+        await made.add("the zebrafinch sings")
+        await eventually(made.completed)
+        made.backend.fault = RetrievalUnavailable("the vector database is out of reach", retry_after=1)
+        path, body = next(iter(made.questions.items()))
+        for _ in range(circuit.FAILURES):
+            assert_openai_error(await made.client.post(path, json=body), 503)
+        asked = made.backend.refused
+        for path, body in made.questions.items():
+            answer = await made.client.post(path, json=body)
+            error = assert_openai_error(answer, 503)
+            assert (error["code"], error["message"]) == ("retrieval_unavailable", "the vector database is out of reach")
+            assert 50 <= int(answer.headers["retry-after"]) <= 60
+        assert made.backend.refused == asked, "nobody was sent there"
+        made.backend.fault = None
+        monkeypatch.setattr(circuit.Circuit, "passes", lambda self: True)  # the pause is over
+        assert (await made.client.post(path, json=body)).status_code == 200
+        monkeypatch.undo()
         for path, body in made.questions.items():
             assert (await made.client.post(path, json=body)).status_code == 200, path
 
