@@ -76,7 +76,8 @@ async def asking(
     """A server where ``said`` is what the model says when it is to rewrite."""
     changed = dict(config or {})
     plugins = {"scripted_embedder": ScriptedEmbedder(), **changed.pop("extra", {})}
-    settings = {"vector_store": "memory", "rewrite_model": "w", "rewrite_chats": True, **retrieval}
+    patient = {"rewrite_timeout": 60}  # a busy machine must not make it fall back
+    settings = {"vector_store": "memory", "rewrite_model": "w", "rewrite_chats": True, **patient, **retrieval}
     listed = [*CONFIG["plugins"], *changed.pop("plugins", [])]
     whole = {**CONFIG, **changed, "plugins": listed, "retrieval": settings}
     async with box(folder, lambda call: said if call.inner else [Emit("fine")], whole, **plugins) as b:
@@ -183,8 +184,8 @@ async def test_a_model_that_takes_too_long_is_stopped_and_the_question_searched_
     gate = asyncio.Event()  # never opened
     async with asking(tmp_path, [Hold(gate)], rewrite_timeout=0.05) as made:
         await made.chat()
-        (inner,) = made.calls(inner=True)
-        assert await eventually(lambda: inner.events == ["start", "abort"])
+        begun = made.calls(inner=True)  # where the machine is busy the time may be over before the engine is asked
+        assert await eventually(lambda: all(diary.events == ["start", "abort"] for diary in begun))
         assert made.box.engine.running == 0
 
 

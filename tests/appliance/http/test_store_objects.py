@@ -26,7 +26,13 @@ CONFIG = {
         {"name": "m", "engine": "scripted"},
         {"name": "words", "embedder": "scripted_embedder"},
     ],
-    "retrieval": {"vector_store": "memory", "chunk_size": 120, "chunk_overlap": 20, "rewrite_model": "m"},
+    "retrieval": {
+        "vector_store": "memory",
+        "chunk_size": 120,
+        "chunk_overlap": 20,
+        "rewrite_model": "m",
+        "rewrite_timeout": 60,
+    },
 }
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -23,7 +23,7 @@ async def search(folder, script, queries: list[str], **settings) -> list[str]:
     config = {
         "plugins": ["memory", "documents", "tokens"],
         "models": [{"name": "m", "engine": "scripted"}, {"name": "words", "embedder": "scripted_embedder"}],
-        "retrieval": {"vector_store": "memory", "rewrite_model": "m", **settings},
+        "retrieval": {"vector_store": "memory", "rewrite_model": "m", "rewrite_timeout": 60, **settings},
     }
     plugins = {"scripted_embedder": ScriptedEmbedder(), "scripted": ScriptedPlugin(script)}
     async with (
