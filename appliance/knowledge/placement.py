@@ -17,10 +17,14 @@ from appliance.storage.tables import VectorStore as StoreRow
 from appliance.types import Hit, Scope, StoredChunk
 
 
+class HeldElsewhere(RetrievalUnavailable):
+    """503: another vector store holds the vectors of a store."""
+
+
 class PlacedStore:
     """A ``VectorStore`` in front of the configured one, whose ``name`` is noted with each store that it holds.
 
-    All methods raise RetrievalUnavailable for a collection of a store that another one holds. A collection is looked
+    All methods raise HeldElsewhere for a collection of a store that another one holds. A collection is looked
     up once: what changes its place, a move, gives it another name.
     """
 
@@ -111,7 +115,7 @@ class PlacedStore:
             async with self._database.session(write=False) as session:
                 store = await session.get(StoreRow, stores.store_of(collection))
             if store is not None and not placing.is_here(store, self.name):
-                raise RetrievalUnavailable(placing.told(store.id, store.backend, self.name))
+                raise HeldElsewhere(placing.told(store.id, store.backend, self.name))
             if store is not None and store.backend is not None:
                 self._mine.add(collection)
         return self.inner

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from appliance.circuit import Circuit
-from appliance.errors import Conflict, RetrievalUnavailable
+from appliance.errors import BadRequest, Conflict, RetrievalUnavailable
 from appliance.knowledge.diversity import diverse
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.feedback import READ_CHARACTERS, towards
 from appliance.knowledge.fusion import Leg, fuse_ranks, fuse_scores
 from appliance.knowledge.neighbors import Neighborhood
+from appliance.knowledge.placement import HeldElsewhere
 from appliance.knowledge.reranking import rerank
 from appliance.protocols import Reranker, VectorStore
 from appliance.storage import searches, stores
@@ -42,14 +44,6 @@ class _Found:
 
 
 @dataclass
-class _Failing:
-    """What the last search of a tenant failed by, and whether the next may try."""
-
-    circuit: Circuit = field(default_factory=Circuit)
-    why: str = ""
-
-
-@dataclass
 class Searcher:
     """Runs searches against one vector-store backend."""
 
@@ -60,29 +54,40 @@ class Searcher:
     fusion: Fusion = "scores"
     reranker: Reranker | None = None
     rerank_candidates: int = 20
-    _failing: dict[str, _Failing] = field(default_factory=dict)
-    """By the tenants whose last search failed: what is wrong with the stores of one keeps no other waiting."""
+    _failing: dict[str, Circuit] = field(default_factory=dict)
+    """Of the tenants whose last search failed: what is wrong with the stores of one keeps no other waiting."""
 
     async def search(self, search: Search, scope: Scope) -> Findings:
-        """See ``Knowledge.search``. While all searches fail, most are told so at once instead of after a time-out."""
-        failing = self._failing.get(scope.tenant)
-        if failing is not None and not failing.circuit.passes():
-            raise RetrievalUnavailable(failing.why, retry_after=failing.circuit.retry_after)
-        try:
-            findings = await self._search(search, scope)
-        except RetrievalUnavailable as error:
-            failing = self._failing.setdefault(scope.tenant, _Failing())
-            failing.why = str(error)
-            failing.circuit.note(ok=False)
-            raise
-        self._failing.pop(scope.tenant, None)
-        return findings
-
-    async def _search(self, search: Search, scope: Scope) -> Findings:
+        """See ``Knowledge.search``."""
         rows, denied = await self._stores(search, scope)
         if not rows:
             return Findings()
-        search = self._weighed(search)
+        with self._unless_failing(scope.tenant):
+            passages, more = await self._searched(self._weighed(search), scope, rows)
+        return Findings(passages=passages, more=more, denied=denied)
+
+    @contextmanager
+    def _unless_failing(self, tenant: str) -> Iterator[None]:
+        """While all searches of a tenant fail, most are told so at once instead of after a time-out."""
+        circuit = self._failing.get(tenant)
+        if circuit is not None and not circuit.passes():
+            raise RetrievalUnavailable(
+                "the vector store or the embedder fails; searches are tried again in a moment",
+                retry_after=circuit.retry_after,
+            )
+        try:
+            yield
+        except HeldElsewhere:
+            raise  # of one store alone, known without asking, and not mended by waiting
+        except RetrievalUnavailable:
+            self._failing.setdefault(tenant, Circuit()).note(ok=False)
+            raise
+        self._failing.pop(tenant, None)
+
+    async def _searched(
+        self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]
+    ) -> tuple[list[Passage], bool]:
+        """The page that was asked for, and whether there is more."""
         (vectors, dense), text = await asyncio.gather(self._dense(search, scope, rows), self._text(search, scope, rows))
         found, passages = await self._fused(search, scope, rows, dense, text)
         if search.feedback > 0 and search.ranker != "none" and vectors and passages:
@@ -96,7 +101,7 @@ class Searcher:
         if search.neighbors:
             around = Neighborhood(self.backend, {row.id: row.collection for row in rows.values()}, scope)
             page = await around.surround(page, {key: item.hit.chunk for key, item in found.items()}, search.neighbors)
-        return Findings(passages=page, more=len(fit) > end, denied=denied)
+        return page, len(fit) > end
 
     def _weighed(self, search: Search) -> Search:
         """With the way of fusion and the weights that hold where the client says nothing."""
@@ -166,9 +171,12 @@ class Searcher:
         return vectors, await self._nearest(search, scope, rows, vectors)
 
     async def _moved(self, vectors: _Vectors, best: _Found, weight: float) -> _Vectors:
-        """The queries' vectors nearer to that of the best passage."""
+        """The queries' vectors nearer to that of the best passage, unless the embedder does not take that."""
         text = best.hit.chunk.searchable[:READ_CHARACTERS]
-        passage = {each: (await each.embed([text])).vectors for each in vectors}
+        try:
+            passage = {each: (await each.embed([text])).vectors for each in vectors}
+        except BadRequest:  # would be told as if the question were wrong
+            return vectors
         return {each: [towards(row, passage[each], weight) for row in found] for each, found in vectors.items()}
 
     async def _nearest(

@@ -13,6 +13,7 @@ from eventually import eventually
 from inline import provides
 from loopback import assert_openai_error
 
+from appliance.circuit import FAILURES
 from appliance.plugin import RetrievalUnavailable
 from appliance.runtime import Runtime
 from appliance.storage.tables import VectorStore
@@ -116,12 +117,15 @@ async def test_a_store_whose_vectors_are_elsewhere_says_so_and_finds_all_again_o
             assert error["code"] == "retrieval_unavailable", answer.url
             assert f"{store} are in first, and retrieval.vector_store is second; {BACK}" in error["message"]
             assert "appliance stores reconcile --repair" in error["message"]
-        assert "1 have their vectors in another vector store" in (await made.warnings())["vector_stores"]
+        assert "the vectors of 1 store are in another vector store" in (await made.warnings())["vector_stores"]
         (told,) = await made.runtime.knowledge.stores()
         assert (told.backend, told.elsewhere) == ("first", True)
         fresh = await made.store()
         late = await made.add(fresh, "a zebrafinch flies")
-        assert await made.found(fresh) == {late}
+        for _ in range(FAILURES + 1):
+            answer = await made.client.post(f"/vector_stores/{store}/search", json={"query": "zebrafinch"})
+            assert f"{store} are in first" in assert_openai_error(answer, 503)["message"]
+        assert await made.found(fresh) == {late}, "which is no matter of the other store"
         assert [row["id"] for row in (await made.client.get(f"/vector_stores/{store}/files")).json()["data"]] == [file]
     async with box(tmp_path, stores, "first") as made:
         assert await made.found(store) == {file}
