@@ -196,7 +196,7 @@ class Pipeline:
         """Take a call through all steps; the body of the ``async with`` sends the chunks.
 
         ``template`` is the route, for the trace. ``complete`` brings what the call goes on from, once it is admitted:
-        whoever is over a limit has nothing read. ``within`` is the span of the call that an ``inner`` one is made for.
+        whoever is over a limit has nothing read. ``within`` is the span of the call that this one is made for.
         Raises any RequestError before the first chunk, and while iterating.
         """
         async with self._run(call, template, within) as (record, span, held, admissions):

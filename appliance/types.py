@@ -197,8 +197,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     background: bool = False
     """Nobody waits for the answer, so others go first."""
-    inner: bool = False
-    """Made for another call that is admitted already: it takes no place and waits in no queue; what it uses counts."""
+    within: Operation | None = None
+    """The operation of the call that it is made for, if any: it waits for no place that such a call holds."""
     headers: Mapping[str, str] = {}
     queries: tuple[str, ...] = ()
     """What was searched for before the answer; empty where nothing was."""

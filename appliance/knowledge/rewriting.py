@@ -100,7 +100,7 @@ class Rewriter:
             model=self.model,
             request=request,
             principal=call.principal,
-            inner=True,
+            within=call.operation,
             headers=call.headers,
         )
         async with ask(inner) as answer:

@@ -107,9 +107,10 @@ class FairQueues:
     def admit(self, call: Call) -> AbstractAsyncContextManager[None]:
         """A lease that waits for the call's turn. Work that is no generation, as a search, does not queue here.
 
-        Neither does what is made for a call that has its place: all places could be of calls that wait for theirs.
+        Neither does what is made for a call that has its place: all places could be of calls that wait for theirs. A
+        search has none, so what is made for it waits like the rest.
         """
-        queues = call.operation in _QUEUED and not call.inner
+        queues = call.operation in _QUEUED and call.within not in _QUEUED
         queue = self._queue_of.get(call.model) if queues else None
         return Lease(queue, call, self._flow(call)) if queue else _FREE
 

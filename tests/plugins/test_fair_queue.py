@@ -168,8 +168,21 @@ async def test_an_alias_waits_in_its_models_queue_and_other_models_do_not(tmp_pa
 
 async def test_what_is_made_for_a_call_that_has_its_place_waits_for_none(tmp_path):
     made = queues(tmp_path, max_running=1, reserved=0, max_queued=0)
-    async with lease(made), made.admit(msgspec.structs.replace(call_to("m"), inner=True)):
+    async with lease(made), made.admit(msgspec.structs.replace(call_to("m"), within="chat")):
         assert made.depths()["m"] == 0
+
+
+async def test_what_is_made_for_a_search_which_has_no_place_waits_like_the_rest(tmp_path):
+    made = queues(tmp_path, max_running=1, reserved=0, max_queued=0)
+    for_a_search = msgspec.structs.replace(call_to("m"), within="search")
+    async with lease(made):
+        with pytest.raises(RateLimited, match="busy"):
+            async with made.admit(for_a_search):
+                pass
+    async with made.admit(for_a_search):
+        with pytest.raises(RateLimited, match="busy"):
+            async with lease(made):
+                pass
 
 
 @pytest.mark.parametrize(

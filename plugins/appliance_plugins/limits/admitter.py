@@ -83,7 +83,7 @@ class Limits:
     def admit(self, call: Call) -> Lease | Unlimited:
         """A lease for the call; it counts from entry to exit."""
         lines = self.lines.of(call.principal)
-        if call.inner:  # it is no request of the caller's, who has a place for it already
+        if call.within is not None:  # it is no request of the caller's, who has a place for it already
             lines = tuple(line for line in lines if line.is_budget)
         return Lease(self, call, lines) if lines else _UNLIMITED
 

@@ -14,7 +14,7 @@ from eventually import eventually
 from inline import InputHook, Notebook, provides
 from loopback import Box, box
 
-from appliance.plugin import Blocked, Call, Forbidden, Principal
+from appliance.plugin import Blocked, Call, CallRecord, Forbidden, Principal
 from appliance.storage import audit
 from appliance.testing import Emit, Fail, Hold
 from appliance.testing.scripted import Diary, Step
@@ -42,6 +42,8 @@ class Asking:
     """A server whose store ``facts`` has two documents."""
 
     box: Box
+    store: str
+    """Its id."""
 
     async def chat(self, **fields: Any) -> dict[str, Any]:
         """The follow-up in a chat that searches the store."""
@@ -52,13 +54,23 @@ class Asking:
         found: dict[str, Any] = answer.json() if not fields.get("stream") else {}
         return found
 
-    def calls(self, *, inner: bool) -> list[Diary]:
-        return [diary for diary in self.box.engine.diaries if diary.call.inner is inner]
+    async def search(self, *queries: str) -> list[str]:
+        """What a search of the store for these was a search for, once they were rewritten."""
+        body = {"query": queries, "rewrite_query": True}
+        answer = await self.box.client.post(f"/v1/vector_stores/{self.store}/search", json=body)
+        assert answer.status_code == 200, answer.text
+        found: list[str] = answer.json()["search_query"]
+        return found
+
+    def rewritings(self) -> list[Diary]:
+        """The calls that are made for others."""
+        return [diary for diary in self.box.engine.diaries if diary.call.within]
 
     @property
     def prompt(self) -> str:
         """What the model read before its last answer."""
-        return text_of(self.calls(inner=False)[-1].call)
+        asked = [diary for diary in self.box.engine.diaries if not diary.call.within]
+        return text_of(asked[-1].call)
 
     @property
     def finds_the_price(self) -> bool:
@@ -71,22 +83,26 @@ def text_of(call: Call) -> str:
 
 @asynccontextmanager
 async def asking(
-    folder: Path, said: Sequence[Step] = (Emit(STANDALONE),), config: dict[str, Any] | None = None, **retrieval: Any
+    folder: Path,
+    said: Sequence[Step] = (Emit(STANDALONE),),
+    config: dict[str, Any] | None = None,
+    answer: Sequence[Step] = (Emit("fine"),),
+    **retrieval: Any,
 ) -> AsyncIterator[Asking]:
-    """A server where ``said`` is what the model says when it is to rewrite."""
+    """A server where ``said`` is what the model says when it is to rewrite, and ``answer`` what it says otherwise."""
     changed = dict(config or {})
     plugins = {"scripted_embedder": ScriptedEmbedder(), **changed.pop("extra", {})}
     patient = {"rewrite_timeout": 60}  # a busy machine must not make it fall back
     settings = {"vector_store": "memory", "rewrite_model": "w", "rewrite_chats": True, **patient, **retrieval}
     listed = [*CONFIG["plugins"], *changed.pop("plugins", [])]
     whole = {**CONFIG, **changed, "plugins": listed, "retrieval": settings}
-    async with box(folder, lambda call: said if call.inner else [Emit("fine")], whole, **plugins) as b:
+    async with box(folder, lambda call: said if call.within else answer, whole, **plugins) as b:
         store = await b.openai.vector_stores.create(name="facts")
         for name, text in (("price.txt", PRICE), ("other.txt", OTHER)):
             await b.openai.vector_stores.files.upload_and_poll(
                 vector_store_id=store.id, file=(name, text.encode()), poll_interval_ms=20
             )
-        yield Asking(b)
+        yield Asking(b, store.id)
 
 
 async def by_chat(made: Asking) -> None:
@@ -123,7 +139,7 @@ async def test_a_follow_up_is_searched_for_by_what_the_conversation_is_about(tmp
     async with asking(tmp_path) as made:
         await ask(made)
         assert made.finds_the_price
-        read = text_of(made.calls(inner=True)[-1].call)
+        read = text_of(made.rewritings()[-1].call)
         assert f"user: {TURNS[0]['content']}" in read
         assert f"Last message: {QUESTION}" in read
         assert PRICE not in read, "documents are no part of it"
@@ -133,7 +149,7 @@ async def test_without_rewriting_the_same_follow_up_finds_nothing(tmp_path) -> N
     async with asking(tmp_path, rewrite_chats=False) as made:
         await made.chat()
         assert not made.finds_the_price
-        assert not made.calls(inner=True)
+        assert not made.rewritings()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +169,7 @@ async def test_the_client_is_heeded_before_the_model_s_entry_and_that_before_the
     models = [{**model, "rewrite_query": by_model} if model["name"] == "bound" else model for model in CONFIG["models"]]
     async with asking(tmp_path, config={"models": models}, rewrite_chats=by_all) as made:
         await made.chat(model="bound", tool={} if by_tool is None else {"rewrite_query": by_tool})
-        assert len(made.calls(inner=True)) == expected
+        assert len(made.rewritings()) == expected
 
 
 async def test_a_wish_that_is_no_boolean_is_400(tmp_path) -> None:
@@ -183,19 +199,29 @@ async def test_a_model_that_fails_or_says_nothing_of_use_costs_nobody_an_answer(
 async def test_a_model_that_takes_too_long_is_stopped_and_the_question_searched_as_it_is(tmp_path) -> None:
     gate = asyncio.Event()  # never opened
     async with asking(tmp_path, [Hold(gate)], rewrite_timeout=0.05) as made:
-        await made.chat()
-        begun = made.calls(inner=True)  # where the machine is busy the time may be over before the engine is asked
-        assert await eventually(lambda: all(diary.events == ["start", "abort"] for diary in begun))
+
+        async def begun() -> list[Diary]:
+            """Asked again where a busy machine lets the time pass before the engine has begun."""
+            assert await made.search(QUESTION) == [QUESTION]
+            return made.rewritings()
+
+        assert [diary.events for diary in await eventually(begun)] == [["start", "abort"]]
         assert made.box.engine.running == 0
+        await made.chat()
+        assert not made.finds_the_price
 
 
 async def test_what_it_uses_is_counted_to_the_caller_under_its_own_model(tmp_path) -> None:
     notebook = Notebook()
     async with asking(tmp_path, config={"extra": {"notebook": provides(recorders=[notebook])}}) as made:
         await made.chat()
-        chats = await eventually(lambda: [r for r in notebook.records if r.call.operation == "chat"][-2:])
-        assert [record.call.model for record in chats] == ["w", "m"]
-        rewriting, answer = chats
+
+        def both() -> list[CallRecord]:
+            chats = [record for record in notebook.records if record.call.operation == "chat"]
+            return chats if len(chats) == 2 else []
+
+        rewriting, answer = await eventually(both)
+        assert (rewriting.call.model, answer.call.model) == ("w", "m")
         assert rewriting.call.principal == answer.call.principal
         assert (rewriting.usage.completion_tokens, rewriting.outcome) == (1, "success")
         assert rewriting.usage.prompt_tokens > 10
@@ -227,6 +253,22 @@ async def test_it_takes_no_place_from_the_call_that_it_is_made_for(tmp_path) -> 
         assert made.finds_the_price
 
 
+async def test_the_rewriting_of_a_search_which_holds_no_place_waits_for_one(tmp_path) -> None:
+    plugins = {"fair_queue": {"max_running": 1, "reserved": 0}}
+    config = {"plugins": ["fair_queue"], "plugin": plugins}
+    gate = asyncio.Event()
+    async with asking(tmp_path, config=config, answer=[Hold(gate), Emit("fine")]) as made:
+        (depths,) = [g.read for g in made.box.runtime.context.gauges if g.name == "appliance_queue_depth"]
+        answering = asyncio.create_task(made.box.chat())
+        await eventually(lambda: made.box.engine.running)
+        searching = asyncio.create_task(made.search(QUESTION, OTHER))
+        await eventually(lambda: depths()["m"] == 2)
+        assert not made.rewritings()
+        gate.set()
+        assert await searching == [STANDALONE, STANDALONE]
+        assert (await answering).status_code == 200
+
+
 class NotTheRewriter:
     """An authorizer: everything but the model that rewrites."""
 
@@ -249,22 +291,22 @@ async def test_a_caller_who_may_not_use_that_model_is_searched_for_as_they_ask(t
 
         await made.chat()
         assert judge.refused == 1
-        assert not made.calls(inner=True)
+        assert not made.rewritings()
         assert await eventually(lambda: noted("retrieval"))
         assert not await noted("authorization"), "nobody tried anything"
 
 
 async def test_input_filters_read_what_it_is_given(tmp_path) -> None:
-    seen: list[bool] = []
+    seen: list[str | None] = []
 
     def refuse_inner(call: Call) -> Call:
-        seen.append(call.inner)
-        if call.inner:
+        seen.append(call.within)
+        if call.within:
             raise Blocked("not this")
         return call
 
     extra = {"guard": provides(input_filters=[InputHook(refuse_inner)])}
     async with asking(tmp_path, config={"extra": extra}) as made:
         await made.chat()
-        assert True in seen
-        assert not made.calls(inner=True), "a blocked text goes to no model"
+        assert "chat" in seen
+        assert not made.rewritings(), "a blocked text goes to no model"

@@ -110,11 +110,11 @@ async def test_a_minutes_requests_may_come_at_once_and_then_evenly():
 
 async def test_what_is_made_for_another_call_takes_tokens_and_no_request_and_no_place():
     admitter = limits(key={"max_concurrent": 1, "requests_per_minute": 1, "tokens_per_day": 1_000})
-    inner = msgspec.structs.replace(call_of(max_tokens=50), inner=True)
+    inner = msgspec.structs.replace(call_of(max_tokens=50), within="search")
     async with admitter.admit(call_of(max_tokens=50)):
         admission = await finished(admitter, inner, Usage(100, 50))
         assert set(admission.headers) >= {"x-ratelimit-remaining-tokens"}
-        again = msgspec.structs.replace(call_of(max_tokens=900), inner=True)
+        again = msgspec.structs.replace(call_of(max_tokens=900), within="search")
         with pytest.raises(RateLimited, match="tokens"):
             await finished(admitter, again, None)
     alone = limits(max_concurrent=1)
