@@ -24,13 +24,15 @@ from multipart import (  # type: ignore[import-untyped]
 
 from appliance.errors import BadRequest, TooLarge, UnsupportedMedia
 from appliance.knowledge.text import clean
-from appliance.media.requests import Attachment
+from appliance.media.requests import MAX_IMAGES, Attachment
 from appliance.media.spool import Scratch, Spool
 from appliance.wire import from_texts
 
 OVERHEAD = 64 * 1024
 """Bytes of a form that are neither files nor texts."""
 MAX_PARTS = 128
+MAX_FILES = MAX_IMAGES + 2
+"""Of a form: a picture, a mask and a list of pictures at most, each an open file until the call is admitted."""
 MAX_TEXTS = 4 * 2**20
 """Bytes of all texts of a form, which are in memory; the longest are references of speakers, as data URLs."""
 _MAX_NAME = 255
@@ -178,6 +180,8 @@ class _Parts:
         self._text.clear()
         self._file = None
         if self.known.get(part.name):
+            if len(self._files) >= MAX_FILES:
+                raise BadRequest(f"the form has more than {MAX_FILES} files; send fewer", param=part.name)
             self._file = Spool(self.scratch)
             self._files.append(self._file)
 

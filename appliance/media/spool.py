@@ -1,10 +1,14 @@
-"""The files of a form until its call is admitted: on the disk, so that those who wait or are refused cost no memory."""
+"""The files of a form until its call is admitted: on the disk.
+
+So those who wait or are refused cost next to no memory: ``MEMORY`` bytes a file.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import IO, TypeAlias
 
 MEMORY = 256 * 1024
@@ -16,14 +20,15 @@ Scratch: TypeAlias = Callable[[], IO[bytes]]
 class Spool:
     """Bytes as they come in. ``close`` it, whatever becomes of them."""
 
-    __slots__ = ("_buffer", "_file", "_in_use", "_scratch", "size")
+    __slots__ = ("_buffer", "_closed", "_file", "_in_use", "_scratch", "size")
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
         self._buffer = bytearray()
         self._file: IO[bytes] | None = None
         self._in_use = threading.Lock()
-        """A cancelled request must not close the file under a thread that still writes to it."""
+        """A cancelled request must not close the file under a thread that is still at work on it."""
+        self._closed = False
         self.size = 0
 
     async def write(self, data: bytes | bytearray) -> None:
@@ -34,23 +39,51 @@ class Spool:
             await asyncio.to_thread(self._flush)
 
     def read(self) -> bytes:
-        """All of it."""
-        with self._in_use:
+        """All of it, in memory once. Raises OSError, and ValueError where it was closed."""
+        with self._used():
+            if self._closed:
+                raise ValueError("the file was let go of; read it before")
             if self._file is None:
                 return bytes(self._buffer)
+            self._append(self._file)
             self._file.seek(0)
-            return self._file.read() + self._buffer
+            return self._file.read()
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
-        with self._in_use:
-            self._buffer.clear()
-            if self._file is not None:
-                self._file.close()
+        """Let go of the file, or leave that to the thread that is at work on it. Idempotent; waits for nothing."""
+        self._closed = True
+        self._let_go()
 
     def _flush(self) -> None:
-        with self._in_use:
+        with self._used():
+            if self._closed:
+                return
             if self._file is None:
                 self._file = self._scratch()
-            self._file.write(self._buffer)
+            self._append(self._file)
+
+    def _append(self, file: IO[bytes]) -> None:
+        file.write(self._buffer)
+        self._buffer.clear()
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """Keep the file open. Whether it was closed is looked at after the lock is free, so that nobody misses it."""
+        try:
+            with self._in_use:
+                yield
+        finally:
+            if self._closed:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the file unless a thread is at work on it: it comes here when it is done."""
+        if not self._in_use.acquire(blocking=False):
+            return
+        try:
             self._buffer.clear()
+            if self._file is not None:
+                with suppress(OSError):  # a full disk: the rest, which nobody wants any more, does not fit either
+                    self._file.close()
+        finally:
+            self._in_use.release()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import tempfile
+import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
+from eventually import until
 
 from appliance.media.requests import Attachment
 from appliance.media.spool import MEMORY, Spool
@@ -59,3 +64,74 @@ async def test_closing_lets_go_of_the_file_and_may_be_done_again(spool, opened) 
     file.close()
     file.close()
     assert opened[0] not in [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+
+
+async def test_a_large_file_is_in_memory_once_when_it_is_read(spool) -> None:
+    for _ in range(33):
+        await spool.write(b"x" * (MEMORY // 2))
+    tracemalloc.start()
+    try:
+        assert len(spool.read()) == spool.size
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * spool.size
+    finally:
+        tracemalloc.stop()
+
+
+class SlowDisk(io.BytesIO):
+    """Whatever is written or read waits until the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.gate = threading.Event(), threading.Event()
+
+    def write(self, data) -> int:
+        self._pass()
+        return super().write(data)
+
+    def read(self, size=-1) -> bytes:
+        self._pass()
+        return super().read(size)
+
+    def _pass(self) -> None:
+        self.begun.set()
+        assert self.gate.wait(20)
+
+
+async def write(disk: SlowDisk, spool: Spool) -> None:
+    await spool.write(b"x" * 2 * MEMORY)
+
+
+async def load(disk: SlowDisk, spool: Spool) -> None:
+    disk.gate.set()
+    await spool.write(b"x" * 2 * MEMORY)
+    disk.gate.clear()
+    disk.begun.clear()
+    await Attachment("a.wav", None, spool).load()
+
+
+@pytest.mark.parametrize("work", [write, load])
+async def test_closing_waits_for_no_disk_and_the_thread_at_work_closes_the_file(work) -> None:
+    disk = SlowDisk()
+    spool = Spool(lambda: disk)
+    working = asyncio.create_task(work(disk, spool))
+    await until(lambda: disk.begun.is_set() and not disk.gate.is_set())
+    working.cancel()
+    spool.close()
+    assert not disk.closed
+    disk.gate.set()
+    await until(lambda: disk.closed)
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+
+async def test_a_thread_that_comes_after_closing_opens_no_file(spool, opened) -> None:
+    spool.close()
+    await spool.write(b"x" * 2 * MEMORY)
+    assert opened == []
+
+
+async def test_a_file_that_was_let_go_of_is_not_taken_for_an_empty_one(spool) -> None:
+    await spool.write(b"x")
+    spool.close()
+    with pytest.raises(ValueError, match="let go of"):
+        spool.read()
