@@ -15,6 +15,8 @@ from appliance.source_config import check_sources
 if TYPE_CHECKING:
     from appliance.config import Config, ServerConfig
 
+VARIABLE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
+"""A variable in the text of a prompt template."""
 _PLAIN_URL = re.compile(r"[A-Za-z0-9:/.\-_~%\[\]]+")
 
 
@@ -45,10 +47,21 @@ def check(config: Config) -> None:
         raise ConfigError("server.port: must be between 0 and 65535")
     _check_resource(config.auth.resource)
     _check_tenants(config)
+    _check_prompts(config)
+
+
+def _check_prompts(config: Config) -> None:
     versions = [(prompt.id, prompt.version) for prompt in config.prompts]
     for i, version in enumerate(versions):
         if version in versions[:i]:
             raise ConfigError(f"prompts[{i}].version: {version[1]} of {version[0]} is there twice; choose another")
+    for i, prompt in enumerate(config.prompts):
+        for j, message in enumerate(prompt.messages):
+            if "{{" in VARIABLE.sub(" ", message.content):
+                raise ConfigError(
+                    f"prompts[{i}].messages[{j}].content: a {{{{ begins no variable; write {{{{name}}}}, with letters, "
+                    "digits and _"
+                )
 
 
 def _check_tenants(config: Config) -> None:

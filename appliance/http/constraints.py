@@ -18,8 +18,10 @@ MAX_EXPANDED = 50_000
 """Characters of a regular expression whose counts are written out, as automata have it: ``(a{9}){9}`` are 81."""
 _ENDLESS = 10**9
 """More is counted as this, so that counting costs the same whatever the numbers."""
-_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-_TOKEN = re.compile(r"\\.|\{\d+(?:,\d*)?\}|.", re.DOTALL)
+_TOKEN = re.compile(r"\\.|\(\?(?:#|[a-zA-Z-]*x)|\{[\s0-9,]*\}|.", re.DOTALL)
+"""Of an escape, the begin of a comment or of free spacing, a count however it is spelled, or a character."""
+_CLASSES = ((False, False), (True, False), (True, True))
+"""How ECMAScript, Python and Rust read ``[``: whether a ``]`` right behind it is a character, and classes nest."""
 STRUCTURED = (
     "json",
     "regex",
@@ -47,8 +49,10 @@ def check_constraints(
     """
     for name in structured or ():
         if name not in STRUCTURED:
-            where = f"structured_outputs.{name[:40]}"
-            raise BadRequest(f"{where} is not known; known are {', '.join(STRUCTURED)}", param=where)
+            raise BadRequest(
+                f"structured_outputs: {name[:40]!r} is not known; known are {', '.join(STRUCTURED)}",
+                param=f"structured_outputs.{name[:40]}",
+            )
     for param, value in (
         ("response_format", response_format),
         ("structured_outputs", structured),
@@ -62,6 +66,10 @@ def check_constraints(
         for text in _patterns(value):
             if len(text) > MAX_PATTERN:
                 raise BadRequest(f"{param}: a regular expression is over {MAX_PATTERN} characters", param=param)
+            if _has_comments(text):
+                raise BadRequest(
+                    f"{param}: a regular expression has a comment or the flag x; write it without", param=param
+                )
             if expanded(text) > MAX_EXPANDED:
                 raise BadRequest(
                     f"{param}: a regular expression is over {MAX_EXPANDED} characters with its counts multiplied; use "
@@ -84,29 +92,62 @@ def _patterns(value: Any) -> Iterator[str]:
             yield from _patterns(item)
 
 
+def _has_comments(pattern: str) -> bool:
+    """Whether part of it is not read, and may hide brackets. ECMAScript, which JSON Schema goes by, has no comments."""
+    return "(?" in pattern and any(part.startswith("(?") for part in _TOKEN.findall(pattern))
+
+
 def expanded(pattern: str) -> int:
-    """How long a regular expression is with its counts written out; what is not well-formed counts as it stands."""
+    """How long a regular expression is with its counts written out, in the dialect in which it is longest.
+
+    What is not well-formed counts as it stands.
+    """
     if "{" not in pattern:
         return len(pattern)
-    groups, last, in_class = [0], 0, False
-    for part in _TOKEN.findall(pattern):
-        count = None if in_class else _COUNT.fullmatch(part)
-        if count:
-            times = max(_number(count[1]), _number(count[2] or "1"))
+    parts: list[str] = _TOKEN.findall(pattern)
+    if "[" not in pattern:
+        return _written_out(parts)
+    return max(_written_out(_with_classes_as_one(parts, *dialect)) for dialect in _CLASSES)
+
+
+def _with_classes_as_one(parts: list[str], first_is_literal: bool, nested: bool) -> list[str]:
+    """The parts with ``[`` for each class; if one does not end, all parts, so that it hides nothing."""
+    found: list[str] = []
+    depth, begun = 0, ""
+    for part in parts:
+        if not depth:
+            found.append(part)
+            depth, begun = int(part == "["), ""
+            continue
+        if part == "]" and not (first_is_literal and begun in ("", "^")):
+            depth -= 1
+        opens = part == "[" and nested
+        depth, begun = depth + opens, "" if opens else (begun + part)[:2]
+    return parts if depth else found
+
+
+def _written_out(parts: list[str]) -> int:
+    groups, last = [0], 0
+    for part in parts:
+        if part[0] == "{" and len(part) > 1:
+            times = _times(part)
             groups[-1] += last * (times - 1)
             last = min(last * times, _ENDLESS)
-        elif part == "(" and not in_class:
+        elif part == "(":
             groups.append(0)
-        elif part == ")" and not in_class and len(groups) > 1:
+        elif part == ")" and len(groups) > 1:
             last = min(groups.pop(), _ENDLESS)
             groups[-1] += last
         else:
-            in_class = (in_class or part == "[") and part != "]"
-            if not in_class:
-                groups[-1] += 1
-                last = 1
+            groups[-1] += 1
+            last = last if part in "*+?" else 1  # a count behind these repeats what they do: (a{9})?{9}
     return sum(groups)
 
 
+def _times(count: str) -> int:
+    """The larger number of a count. Engines differ in where they take blanks, and whether a minimum may be left out."""
+    return max(1, *(_number(digits) for digits in "".join(count[1:-1].split()).split(",")))
+
+
 def _number(digits: str) -> int:
-    return int(digits[:9])
+    return int(digits.lstrip("0")[:9] or 0)

@@ -13,10 +13,10 @@ from appliance.anthropic.request import OWN_NAMES, MessagesRequest, chat_of, par
 from appliance.errors import BadRequest, RequestError
 from appliance.http import errors, validate
 from appliance.http.hot import Reply, Route
-from appliance.http.tokens import CountRoute, counting
+from appliance.http.tokens import CountRoute
 from appliance.models.inputs import check_parts
 from appliance.types import Call
-from appliance.wire import TokenizeRequest
+from appliance.wire import ChatRequest
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
@@ -100,9 +100,9 @@ class CountTokensRoute(CountRoute):
 
     form = MessagesRoute.form
 
-    def request_of(self, body: MessagesRequest, runtime: Runtime) -> TokenizeRequest:
-        """The prompt of the chat that it would be."""
-        return counting(chat_of(body))
+    def chat_of(self, body: MessagesRequest, runtime: Runtime) -> ChatRequest:
+        """See ``CountRoute``."""
+        return chat_of(body)
 
     def shown(self, count: int) -> dict[str, Any]:
         """Anthropic's form."""

@@ -17,7 +17,7 @@ from appliance.http.disconnect import ClientGone
 from appliance.http.hot import EVENT_STREAM, KeptReply, Reply, Route
 from appliance.http.objects import Deleted
 from appliance.http.requests import HttpRequest, Page, answer, item_page, principal, query_of, runtime
-from appliance.http.tokens import CountRoute, counting
+from appliance.http.tokens import CountRoute
 from appliance.responses.events import encoded, follow
 from appliance.responses.items import read_input
 from appliance.responses.output import Json
@@ -28,7 +28,7 @@ from appliance.responses.service import PATH, Prepared, Responses, unheard
 from appliance.storage import response_events, responses
 from appliance.storage.tables.responses import StoredResponse
 from appliance.types import Call, Principal
-from appliance.wire import TokenizeRequest
+from appliance.wire import ChatRequest
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
@@ -223,8 +223,8 @@ async def _row(request: HttpRequest) -> StoredResponse:
 class InputTokensRoute(CountRoute):
     """``POST /v1/responses/input_tokens``: of the input alone, without what it continues."""
 
-    def request_of(self, body: ResponsesRequest, runtime: Runtime) -> TokenizeRequest:
-        """The prompt of the chat that it would be."""
+    def chat_of(self, body: ResponsesRequest, runtime: Runtime) -> ChatRequest:
+        """See ``CountRoute``."""
         prompt = fill(body.prompt, runtime.config.prompts)
         items = [*read_input(prompt.input), *read_input(body.input)]
         if not items:
@@ -232,7 +232,7 @@ class InputTokensRoute(CountRoute):
         for name in ("previous_response_id", "conversation"):
             if getattr(body, name):
                 raise BadRequest("tokens are counted of the input alone; send all of it as input", param=name)
-        return counting(chat_of(body, items, prompt.instructions))
+        return chat_of(body, items, prompt.instructions)
 
     def shown(self, count: int) -> dict[str, Any]:
         """OpenAI's form."""

@@ -78,6 +78,18 @@ class CountRoute(TokenRoute):
         super().__init__(path, type_)
         self._type, self._names = type_, names
 
+    def request_of(self, body: Any, runtime: Runtime) -> TokenizeRequest:
+        """The question how many tokens the prompt of its chat has. Raises BadRequest naming the field."""
+        chat = self.chat_of(body, runtime)
+        with validate.in_words_of(self._type, self._names):
+            validate.check_counted(chat, runtime.config.limits)
+        tools = [tool for tool in chat.tools or [] if tool.get("type") == "function"]
+        return TokenizeRequest(model=chat.model, messages=chat.messages, tools=tools or None)
+
+    @abstractmethod
+    def chat_of(self, body: Any, runtime: Runtime) -> ChatRequest:
+        """The chat that the request would be, unchecked. Raises BadRequest."""
+
     async def ask(self, model: Model, tokenizer: Tokenizer, request: TokenizeRequest) -> object:
         """The count alone."""
         with validate.in_words_of(self._type, self._names):
@@ -86,13 +98,6 @@ class CountRoute(TokenRoute):
     @abstractmethod
     def shown(self, count: int) -> dict[str, Any]:
         """The answer's body."""
-
-
-def counting(chat: ChatRequest) -> TokenizeRequest:
-    """The question how many tokens a chat's prompt has. Raises BadRequest."""
-    validate.narrow_tools(chat)
-    tools = [tool for tool in chat.tools or [] if tool.get("type") == "function"]
-    return TokenizeRequest(model=chat.model, messages=chat.messages, tools=tools or None)
 
 
 class _Detokenize(TokenRoute):

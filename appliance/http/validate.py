@@ -34,7 +34,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 PARTS = ("text", "image_url", "input_audio", "file", "audio_url", "video_url", "refusal")
 """The types of message parts; each part has a field of that name."""
 _FREE_FORM = (
-    "tools",
     "tool_choice",
     "response_format",
     "functions",
@@ -86,6 +85,13 @@ def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
     narrow_tools(request)
 
 
+def check_counted(request: ChatRequest, limits: LimitsConfig) -> None:
+    """As ``check_chat``, of a chat that is not answered: what its prompt is made of. Raises BadRequest."""
+    _check_messages(request.messages, request.tools, limits)
+    check_depth(request.tool_choice, "tool_choice")
+    narrow_tools(request)
+
+
 def check_tokenize(request: TokenizeRequest, limits: LimitsConfig) -> None:
     """Raises BadRequest naming the field."""
     if (request.prompt is None) == (request.messages is None):
@@ -113,6 +119,7 @@ def _check_messages(messages: list[Message], tools: list[dict[str, Any]] | None,
         _check_message(message, f"messages[{i}]")
     if tools is not None and len(tools) > limits.max_tools:
         raise BadRequest(f"tools holds more than {limits.max_tools} (limits.max_tools)", param="tools")
+    check_depth(tools, "tools")
     for i, tool in enumerate(tools or []):
         _check_tool(tool, f"tools[{i}]")
 
@@ -168,16 +175,20 @@ def narrow_tools(request: ChatRequest) -> None:
         raise BadRequest(
             "tool_choice.allowed_tools needs tools and mode auto or required", param="tool_choice.allowed_tools"
         )
-    names = [_tool_name(tool) for tool in wanted]
-    request.tools = [tool for tool in request.tools or [] if _tool_name(tool) in names]
+    names = {_tool_name(tool) for tool in wanted}
+    # An empty list is no answer to "which tools?": vLLM refuses it.
+    request.tools = [tool for tool in request.tools or [] if _tool_name(tool) in names] or None
     request.tool_choice = mode if request.tools else None
 
 
-def _tool_name(tool: Any) -> tuple[Any, Any]:
-    if not isinstance(tool, dict):
-        return None, None
-    function = tool.get("function")
-    return tool.get("type"), function.get("name") if isinstance(function, dict) else None
+def _tool_name(tool: Any) -> tuple[str | None, str | None]:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return _text_of(tool, "type"), _text_of(function, "name")
+
+
+def _text_of(value: Any, key: str) -> str | None:
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def check_completion(request: CompletionRequest, limits: LimitsConfig) -> None:

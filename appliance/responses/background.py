@@ -20,8 +20,8 @@ from appliance.http.errors import as_request_error
 from appliance.leases import LeasedWork
 from appliance.responses.events import EventLog, News
 from appliance.responses.output import Json, ResponseBuilder
-from appliance.responses.request import ResponsesRequest
-from appliance.responses.service import Prepared, Responses, unheard
+from appliance.responses.request import QueuedRequest
+from appliance.responses.service import Given, Prepared, Responses, unheard
 from appliance.storage import response_events, responses
 from appliance.storage.database import Database
 from appliance.storage.response_events import NotWanted
@@ -95,8 +95,8 @@ class BackgroundResponses(LeasedWork[StoredResponse]):
             raise RequestError("the server stopped while it streamed this response; ask again")
         if row.attempts > responses.MAX_ATTEMPTS:
             raise RequestError("the server stopped again and again while it worked on this response")
-        request, principal = msgspec.convert(row.request, ResponsesRequest), stored_principal(row.principal)
-        prepared = await self._service.prepare(request, principal, row.id, row.input)
+        request, principal = msgspec.convert(row.request, QueuedRequest), stored_principal(row.principal)
+        prepared = await self._service.prepare(request, principal, row.id, Given(row.input, request.template))
         builder.include = prepared.builder.include
         builder.response = prepared.response | {"created_at": row.body["created_at"], "status": "in_progress"}
         prepared = replace(prepared, builder=builder)

@@ -5,18 +5,17 @@ A variable is ``{{name}}``. Its value is put in once and as it is: what it holds
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from appliance.config import PromptConfig
+from appliance.config_checks import VARIABLE
 from appliance.errors import BadRequest, NotFound
-from appliance.wire import Message
+from appliance.wire import Message, check_depth
 
 _INSTRUCTING = ("system", "developer")
-_VARIABLE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 
 class PromptReference(msgspec.Struct, kw_only=True):
@@ -34,6 +33,8 @@ class Filled(NamedTuple):
     """What the system or developer says: of this response alone, as ``instructions`` are."""
     input: Sequence[Any] = ()
     """What the others say: items of the input, which those that go on from the response have before them."""
+    reference: PromptReference | None = None
+    """What the request named, with the version that it got."""
 
 
 def fill(reference: PromptReference | None, prompts: Sequence[PromptConfig]) -> Filled:
@@ -44,15 +45,17 @@ def fill(reference: PromptReference | None, prompts: Sequence[PromptConfig]) -> 
     """
     if reference is None:
         return Filled()
+    check_depth(reference.variables, "prompt.variables")
     template = _template(reference, prompts)
     values = {name: _text(name, value) for name, value in (reference.variables or {}).items()}
-    _check_names(values, {name for message in template.messages for name in _VARIABLE.findall(message.content)})
+    _check_names(values, {name for message in template.messages for name in VARIABLE.findall(message.content)})
     said = [
-        (message.role, _VARIABLE.sub(lambda found: values[found[1]], message.content)) for message in template.messages
+        (message.role, VARIABLE.sub(lambda found: values[found[1]], message.content)) for message in template.messages
     ]
     return Filled(
         [Message(role=role, content=text) for role, text in said if role in _INSTRUCTING],
         [{"role": role, "content": text} for role, text in said if role not in _INSTRUCTING],
+        msgspec.structs.replace(reference, version=template.version),
     )
 
 
@@ -70,11 +73,14 @@ def _template(reference: PromptReference, prompts: Sequence[PromptConfig]) -> Pr
 
 def _text(name: str, value: object) -> str:
     """A variable's value: a text, given as it is or as a part of the type ``input_text``. Raises BadRequest."""
-    where = f"prompt.variables.{name[:64]}"
-    if isinstance(value, dict) and value.get("type") == "input_text":
-        value = value.get("text")
+    if isinstance(value, dict) and value.keys() == {"type", "text"} and value["type"] == "input_text":
+        value = value["text"]
     if not isinstance(value, str):
-        raise BadRequest(f"{where} must be a text, or an input_text with one", param=where, code="invalid_type")
+        raise BadRequest(
+            f"prompt.variables: {name[:64]!r} must be a text, or an input_text with a text and nothing else",
+            param=f"prompt.variables.{name[:64]}",
+            code="invalid_type",
+        )
     return value
 
 
@@ -83,5 +89,7 @@ def _check_names(given: Mapping[str, str], wanted: set[str]) -> None:
         where = f"prompt.variables.{name}"
         raise BadRequest(f"{where} is required", param=where, code="missing_required_parameter")
     for name in sorted(given.keys() - wanted):
-        where = f"prompt.variables.{name[:64]}"
-        raise BadRequest(f"{where} is no variable of the prompt; leave it out", param=where)
+        raise BadRequest(
+            f"prompt.variables: {name[:64]!r} is no variable of the prompt; leave it out",
+            param=f"prompt.variables.{name[:64]}",
+        )

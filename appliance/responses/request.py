@@ -13,7 +13,17 @@ import msgspec
 from appliance.errors import BadRequest
 from appliance.responses.items import messages_of
 from appliance.responses.prompts import PromptReference
-from appliance.wire import ChatRequest, Count, Message, Metadata, NotServed, Probability, StreamOptions, Temperature
+from appliance.wire import (
+    ChatRequest,
+    Count,
+    Message,
+    Metadata,
+    NotServed,
+    Probability,
+    StreamOptions,
+    Temperature,
+    check_depth,
+)
 
 RESULTS = "file_search_call.results"
 LOGPROBS = "message.output_text.logprobs"
@@ -100,6 +110,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         return self.store is not False
 
 
+class QueuedRequest(ResponsesRequest, kw_only=True):
+    """A background request as it is kept until it is answered; clients cannot send what it adds."""
+
+    template: list[Message] = msgspec.field(default_factory=list)
+    """What its template had the system or developer say when the request came: the configuration may have changed."""
+
+
 OWN_NAMES = {
     "messages": "input",
     "response_format": "text.format",
@@ -118,6 +135,10 @@ def check(request: ResponsesRequest) -> None:
             raise BadRequest(
                 f"include: {name[:80]!r} is not served here; known are {', '.join(INCLUDABLE)}", param="include"
             )
+    wanted = request.text.format if request.text else None
+    check_depth(request.tools, "tools")
+    check_depth(request.tool_choice, "tool_choice")
+    check_depth(wanted and wanted.schema, "text.format")
     if request.previous_response_id and request.conversation:
         raise BadRequest("give previous_response_id or conversation, not both", param="conversation")
     if request.background and not request.stored:

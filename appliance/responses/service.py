@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,7 @@ from appliance.storage.ids import new_id, now_us
 from appliance.storage.tables.responses import StoredResponse
 from appliance.storage.tenancy import TenantSession
 from appliance.types import Call, Principal
-from appliance.wire import ChatRequest
+from appliance.wire import ChatRequest, Message
 
 if TYPE_CHECKING:
     from appliance.models.registry import Models
@@ -45,6 +45,15 @@ async def unheard(events: Iterable[Json]) -> None:
         pass
 
 
+class Given(NamedTuple):
+    """What a request says, read once: its template may be another by the time that the answer is made."""
+
+    input: list[Json]
+    """The items, and references to items of what it goes on from."""
+    instructions: Sequence[Message] = ()
+    """Of its template."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A request that was checked, with everything that it builds on."""
@@ -57,8 +66,7 @@ class Prepared:
     builder: ResponseBuilder
     extent: int | None
     """How long what it goes on from is, in characters; ``None``: it goes on from nothing."""
-    new: list[Json]
-    """The input, and references to items of what it goes on from."""
+    given: Given
 
     @property
     def response(self) -> Json:
@@ -82,9 +90,9 @@ class Responses:
         request: ResponsesRequest,
         principal: Principal,
         response_id: str | None = None,
-        given: list[Json] | None = None,
+        given: Given | None = None,
     ) -> Prepared:
-        """Check a request; what it goes on from is read by ``generate``. ``given``: its input, if it was read before.
+        """Check a request; what it goes on from is read by ``generate``. ``given``: what it says, if read before.
 
         Raises:
             BadRequest: naming the field. NotFound: what it continues is not there for this caller.
@@ -96,18 +104,19 @@ class Responses:
         await self._authorize(request, principal)
         if response_id is None and (request.stored or request.conversation_id is not None):
             await self.quotas.check(principal.tenant)
-        new = self._input(request) if given is None else given
-        check_parts(model.name, model.inputs, parts_of(new))
+        given = given or self._read(request)
+        check_parts(model.name, model.inputs, parts_of(given.input))
         extent = await self._extent(request, principal)
-        own = [item for item in new if item["type"] != "item_reference"]
-        chat = self._chat(request, new) if extent is None else self._capped(self._chat_of(request, own))
+        own = [item for item in given.input if item["type"] != "item_reference"]
+        whole = extent is None
+        chat = self._chat(request, given) if whole else self._capped(chat_of(request, own, given.instructions))
         status = "queued" if request.background else "in_progress"
         builder = ResponseBuilder(new_response(request, response_id or new_id("resp_"), status), request.include or ())
-        return Prepared(request, principal, own, chat, builder, extent, new)
+        return Prepared(request, principal, own, chat, builder, extent, given)
 
-    def _chat(self, request: ResponsesRequest, new: list[Json], before: Sequence[Json] = ()) -> ChatRequest:
+    def _chat(self, request: ResponsesRequest, given: Given, before: Sequence[Json] = ()) -> ChatRequest:
         """The whole chat, checked. Raises BadRequest, NotFound."""
-        items = _resolved(before, new)
+        items = _resolved(before, given.input)
         if not items:
             raise BadRequest("input must hold at least one item", param="input")
         if len(items) > self.limits.max_messages:
@@ -115,17 +124,16 @@ class Responses:
                 f"input and what it continues hold more than {self.limits.max_messages} items (limits.max_messages)",
                 param="input",
             )
-        chat = self._chat_of(request, items)
+        chat = chat_of(request, items, given.instructions)
         with validate.in_words_of(ResponsesRequest, OWN_NAMES):
             validate.check_chat(chat, self.limits)
         return self._capped(chat)
 
-    def _chat_of(self, request: ResponsesRequest, items: Sequence[Json]) -> ChatRequest:
-        return chat_of(request, items, fill(request.prompt, self.prompts).instructions)
-
-    def _input(self, request: ResponsesRequest) -> list[Json]:
-        """The new items: of the template, then the request's own. Raises BadRequest, NotFound."""
-        return [*read_input(fill(request.prompt, self.prompts).input), *read_input(request.input)]
+    def _read(self, request: ResponsesRequest) -> Given:
+        """The template's items, then its own; ``prompt`` names its version from now on. Raises BadRequest, NotFound."""
+        filled = fill(request.prompt, self.prompts)
+        request.prompt = filled.reference
+        return Given([*read_input(filled.input), *read_input(request.input)], filled.instructions)
 
     def _capped(self, chat: ChatRequest) -> ChatRequest:
         validate.cap_tokens(chat, self.limits)
@@ -154,7 +162,7 @@ class Responses:
     async def _complete(self, prepared: Prepared, call: Call) -> Call:
         """The call with what was said before, which is read once it is admitted."""
         before = await self._before(prepared.request, prepared.principal)
-        return msgspec.structs.replace(call, request=self._chat(prepared.request, prepared.new, before))
+        return msgspec.structs.replace(call, request=self._chat(prepared.request, prepared.given, before))
 
     async def _before(self, request: ResponsesRequest, principal: Principal) -> list[Json]:
         async with self.database.tenant(principal.tenant, write=False) as session:
@@ -221,7 +229,8 @@ class Responses:
     async def enqueue(self, prepared: Prepared) -> None:
         """Keep a background request, to be worked on by whoever is free. Raises RateLimited: there are too many."""
         row = _row(prepared)
-        row.request = msgspec.to_builtins(prepared.request)
+        template = msgspec.to_builtins(prepared.given.instructions)
+        row.request = {**msgspec.to_builtins(prepared.request), "template": template}
         row.principal = msgspec.to_builtins(prepared.principal)
         async with self.database.tenant(prepared.principal.tenant) as session:
             await responses.enqueue(session, row)

@@ -120,13 +120,22 @@ async def test_C7_schemas_have_bounds_on_every_chat_route(box, schema):
         ("[a{9}]{4}", 4), (r"\(a{3}", 4), (r"\\{3}", 3), ("(a|b{4}){2}", 12), ("a)b{3}", 5),
         ("((a{3}", 3), ("{4}", 0), ("a{x}", 4), ("x{" + "9" * 40 + "}", 999_999_999),
         ("(" * 2000 + "a" + "){2}" * 2000, 2**2000),
+        # However an engine lets a count be spelled.
+        ("a{00000000099}", 99), ("a{ 99 }", 99), ("a{9 9}", 99), ("a{,99}", 99), ("a{ 2 , 0099 }", 99), ("a{}", 1),
+        ("a{,}", 1), ("a{1,2,3}", 3), ("(a{9})?{9}", 82), ("(a{9})*{9}+{9}", 731),
+        # However an engine reads brackets.
+        ("([])]a{9}){9}", 90), ("([^])]a{9}){9}", 90), ("([a[b])]c{9}){9}", 90), ("([[:alpha:]]{9}){9}", 90),
+        ("[^^]{9}", 9), ("[(]a{99}", 100), ("[a{99}", 100),
     ],
 )  # fmt: skip
 def test_C7_the_counts_of_a_regular_expression_are_multiplied(pattern, length):
     assert min(expanded(pattern), 10**9) == min(length, 10**9)
 
 
-EVIL = ["((a{1,100}){1,100}){1,100}", "a{60000}", "(" * 500 + "a" + "){2}" * 500, "(?:[a-z]{0,300}x){200}"]
+EVIL = [
+    "((a{1,100}){1,100}){1,100}", "a{60000}", "(" * 500 + "a" + "){2}" * 500, "(?:[a-z]{0,300}x){200}",
+    "a{00000060000}", "a{ 60000 }", "a{,60000}", "([])]a{300}){300}", "(a{300})?{300}",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("pattern", EVIL)
@@ -140,10 +149,27 @@ async def test_C7_regular_expressions_that_are_long_once_they_are_written_out_ar
         assert (await b.chat(structured_outputs={"regex": "[a-z]{1,63}(\\.[a-z]{1,63}){1,4}"})).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "pattern", ["(?x)#[\n(a{99999}){9}#]", "(?ix:a)", "(?s-x)a", "(?#[)a{99999}(?#])", "(?x)a{9#\n9}"]
+)
+async def test_C7_regular_expressions_with_comments_which_could_hide_what_is_counted_are_400(box, pattern):
+    async with box() as b:
+        for constraint in ({"regex": pattern}, {"json": {"type": "string", "pattern": pattern}}):
+            error = assert_openai_error(await b.chat(structured_outputs=constraint), 400, "structured_outputs")
+            assert "comment or the flag x" in error["message"]
+        assert not b.engine.diaries
+        for fine in (r"\(?x{2}", "(?:x)", "(?=x)x", "(?P<xs>x)", "a # b"):
+            assert (await b.chat(structured_outputs={"regex": fine})).status_code == 200, fine
+
+
 def test_C7_C12_counting_takes_a_time_that_grows_with_the_length_alone():
     times = []
     for factor in (1, 8):
-        patterns = [part * (500 * factor) for part in ("[", "(", "{1", "a{1,9}", "\\", "([{1,2}])")]
+        patterns = [
+            part * (500 * factor)
+            for part in ("[", "(", "{1", "a{1,9}", "\\", "([{1,2}])", "{ ", " ", "{9 ", "[]", "[[", "(?")
+        ]
+        patterns.append("{" + " " * (2000 * factor))
         began = time.process_time()
         for pattern in patterns * 3:
             expanded(pattern)
@@ -210,3 +236,17 @@ async def test_R5_an_engine_that_dies_in_a_stream_ends_it_with_an_error_of_the_r
     assert "error" in last or last["type"] == "response.failed"
     for word in (b"[DONE]", b'"stop"', b"message_stop", b"response.completed", b"0x7f", b"/usr/lib", b"end_turn"):
         assert word not in raw
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_allowed_tools_that_name_none_of_the_tools_leave_the_engine_without_the_field(box, path):
+    plain = path.endswith("responses")
+    function, wanted = {"name": "clock", "parameters": {"type": "object"}}, [{"type": "function", "name": "other"}]
+    tool = {"type": "function", **function} if plain else {"type": "function", "function": function}
+    narrowed = {"mode": "required", "tools": wanted}
+    choice = {"type": "allowed_tools", **(narrowed if plain else {"allowed_tools": narrowed})}
+    async with box([Emit("a")]) as b:
+        reply = await b.client.post(path, json=GENERATING[path] | {"tools": [tool], "tool_choice": choice})
+        assert reply.status_code == 200, reply.text
+        (diary,) = b.engine.diaries
+        assert not {"tools", "tool_choice"} & msgspec.to_builtins(diary.call.request).keys()

@@ -8,7 +8,7 @@ import pytest
 from client_types import event_types, exactly
 from eventually import until
 from inline import Everything, Keys, provides
-from loopback import MODEL, Box, connection, request_bytes
+from loopback import MODEL, Box, assert_openai_error, connection, request_bytes
 from openai.types.conversations import Conversation
 from openai.types.responses import Response, ResponseStreamEvent
 from sqlalchemy import update
@@ -279,6 +279,28 @@ async def test_a_background_response_survives_a_restart(box) -> None:
         await until(lambda: b.engine.running)
     async with box([Emit("after all")]) as b:
         assert (await finished(b, made.id)).output_text == "after all"
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ('"tools": [{"type": "function", "name": "f", "parameters": {"a": DEEP}}]', "tools"),
+        ('"tool_choice": {"type": "function", "name": "f", "more": DEEP}', "tool_choice"),
+        ('"text": {"format": {"type": "json_schema", "name": "n", "schema": {"a": DEEP}}}', "text.format"),
+    ],
+)
+async def test_R14_what_is_nested_too_deep_is_refused_before_what_it_goes_on_from_is_read(
+    box, background, field, param
+) -> None:
+    async with box([Emit("a")]) as b:
+        first = await b.openai.responses.create(model="m", input="hi")
+        more = field.replace("DEEP", "[" * 900 + "]" * 900)
+        body = (
+            f'{{"model": "m", "input": "b", "previous_response_id": "{first.id}", "background": {background}, {more}}}'
+        )
+        assert_openai_error(await b.post("/v1/responses", body.encode()), 400, param)
+        assert len(b.engine.diaries) == 1
 
 
 async def test_a_background_response_that_fails_says_so(box) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,47 @@ async def test_template_arguments_reach_only_models_that_let_them_through(tmp_pa
         await ask(served.client, messages=HELLO, chat_template_kwargs=kwargs)
         await ask(served.client, model="org/other", messages=HELLO, chat_template_kwargs=kwargs)
     assert seen == [None, kwargs]
+
+
+TURN = {"messages": [{"role": "user", "content": "hi"}]}
+PLAIN = {"type": "function", "name": "f", "parameters": {"a": "deep"}}
+COUNTING = {
+    "/tokenize": (TURN, {"type": "function", "function": {"name": "f", "parameters": {"a": "deep"}}}),
+    "/v1/responses/input_tokens": ({"input": "hi"}, PLAIN),
+    "/v1/messages/count_tokens": (TURN, {"name": "f", "input_schema": {"a": "deep"}}),
+}
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize("path", COUNTING)
+def test_R14_tools_that_are_only_counted_have_the_bounds_of_those_that_are_used(path: str, client) -> None:
+    asked, tool = COUNTING[path]
+    body = {"model": "m", **asked, "tools": [tool]}
+    assert client.post(path, json=body).status_code == 200
+    deep = json.dumps(body).replace('"deep"', "[" * 900 + "]" * 900)
+    for content in (json.dumps(body | {"tools": [tool] * 129}), deep):
+        answer = client.post(path, content=content, headers=JSON)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+
+
+async def test_a_choice_that_is_only_counted_has_bounds_and_leaves_the_tools_that_it_names(tmp_path: Path) -> None:
+    path, seen = "/v1/responses/input_tokens", []
+    other = PLAIN | {"name": "other"}
+    async with tokens_box(tmp_path) as served:
+        engine = served.plugin.engines["m"]
+        original = engine.tokenize
+
+        async def spy(request):
+            seen.append(request.tools)
+            return await original(request)
+
+        engine.tokenize = spy
+        for named in ([other], [{"type": "function", "name": "none"}], [other] * 20_000):
+            choice = {"type": "allowed_tools", "tools": named}
+            body = {"model": "m", "input": "hi", "tools": [PLAIN, other], "tool_choice": choice}
+            answer = await served.client.post(path, json=body)
+    assert_openai_error(answer, 400, "tool_choice")
+    assert [tools and [tool["function"]["name"] for tool in tools] for tools in seen] == [["other"], None]
 
 
 async def test_an_engine_that_is_down_is_a_503(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The chat that answers a response request."""
 
+import time
+
 import msgspec
 import pytest
 
@@ -99,3 +101,32 @@ def test_R14_allowed_tools_whose_names_are_no_texts_are_refused_and_not_compared
     for tool in ({"type": [], "name": {}}, {"type": "function", "name": [1]}):
         with pytest.raises(BadRequest):
             chat_of(request(tools=[tool], tool_choice={**odd, "tools": [tool]}), read_input("hi"))
+
+
+def test_C12_narrowing_takes_a_time_that_grows_with_the_number_of_tools_alone() -> None:
+    times = []
+    for count in (1000, 8000):
+        tools = [{"type": "function", "name": f"tool{i}"} for i in range(count)]
+        wanted = [{"type": "function", "name": f"other{i}"} for i in range(count)]
+        found = chat_of(request(tools=tools, tool_choice={"type": "allowed_tools", "tools": wanted}), read_input("hi"))
+        began = time.process_time()
+        narrow_tools(found)
+        times.append(time.process_time() - began)
+    assert times[1] < 40 * times[0] + 0.05
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{**FUNCTION, "parameters": "deep"}]}, "tools"),
+        ({"tool_choice": {"type": "function", "name": "f", "more": "deep"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"a": "deep"}}}}, "text.format"),
+    ],
+)
+def test_R14_free_form_fields_have_bounds_before_anything_else_is_done_with_them(fields, param) -> None:
+    body = msgspec.json.encode({"model": "m", "input": "hi", **fields})
+    for value in (b"[" * 900 + b"]" * 900, b"[" + b"0," * 50_000 + b"0]"):
+        asked = msgspec.json.decode(body.replace(b'"deep"', value), type=ResponsesRequest)
+        with pytest.raises(BadRequest) as error:
+            check(asked)
+        assert error.value.param == param
