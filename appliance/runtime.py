@@ -48,6 +48,7 @@ from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.telemetry import NoTelemetry
 from appliance.types import ANONYMOUS, Principal, Scope
+from appliance.wording import counted
 
 log = logging.getLogger("appliance")
 _T = TypeVar("_T")
@@ -194,11 +195,12 @@ class Runtime:
                 number, elsewhere = await self.knowledge.unserved(), await self.elsewhere()
         except (TimeoutError, ApplianceError):
             return {}  # ``ill`` says what is wrong
-        told = (
-            [f"{number} hold vectors of models that are not configured; see appliance stores status"] if number else []
+        unserved = (
+            f"the vectors of {counted(number, 'store')} are of models that are not configured; "
+            "see appliance stores status"
         )
-        told += [elsewhere] if elsewhere else []
-        return {"vector_stores": "; ".join(told)} if told else {}
+        told = "; ".join(([unserved] if number else []) + ([elsewhere] if elsewhere else []))
+        return {"vector_stores": told} if told else {}
 
     async def elsewhere(self) -> str:
         """What to do about vector stores whose vectors are not where the configuration looks; empty if there are none.
@@ -213,8 +215,8 @@ class Runtime:
         if not number:
             return ""
         return (
-            f"{number} have their vectors in another vector store than retrieval.vector_store ({backend}); set that "
-            "back, or have their files indexed again with 'appliance stores reconcile --repair'"
+            f"the vectors of {counted(number, 'store')} are in another vector store than retrieval.vector_store "
+            f"({backend}); set that back, or have the files indexed again with 'appliance stores reconcile --repair'"
         )
 
     async def _database_problem(self) -> None:

@@ -29,8 +29,3 @@ def examples(*lines: str) -> str:
 def print_json(value: object) -> None:
     """Print a value as indented JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 document``, ``2 documents``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from appliance.audit import operator
-from appliance.cli.options import config_option, counted, examples, json_option, print_json
+from appliance.cli.options import config_option, examples, json_option, print_json
 from appliance.config import Config, load
 from appliance.errors import StartError
 from appliance.source_config import SourceConfig
+from appliance.wording import counted
 
 if TYPE_CHECKING:
     from appliance.knowledge.report import SourceReport

@@ -15,10 +15,8 @@ from appliance.config import RetrievalConfig
 from appliance.errors import BadRequest, NotFound
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.budget import ContextBudget, reading_order, whole, within_characters
-from appliance.knowledge.file_search import file_search_tools, is_file_search, read_file_search
-from appliance.knowledge.filters import parse_filter
+from appliance.knowledge.file_search import Asked, file_search_tools, is_file_search, read_file_search
 from appliance.knowledge.framing import framed
-from appliance.knowledge.ranking import parse_ranking
 from appliance.protocols import Tokenizer
 from appliance.types import Call, Findings, Passage, Principal, Scope, Search
 from appliance.wire import ChatRequest, FileSearch, Message, message_text, question_of
@@ -55,14 +53,15 @@ class Retriever:
             return None
         return self._search(_read_tool(tools), bound, question_of(request))
 
-    def _search(self, tool: FileSearch, bound: Model, question: str) -> Search:
+    def _search(self, asked: Asked, bound: Model, question: str) -> Search:
+        tool = asked.tool
         return Search(
             store_ids=tuple(dict.fromkeys([*tool.vector_store_ids, *bound.vector_stores])),
             queries=(question,) if question else (),
             limit=tool.max_num_results or bound.max_num_results or self._config.max_num_results,
-            where=parse_filter(tool.filters or None, "tools.filters"),
+            where=asked.where,
             rewrite=_first(tool.rewrite_query, bound.rewrite_query, self._config.rewrite_chats),
-            **parse_ranking(tool.ranking_options or None).as_search(self._config),
+            **asked.ranking.as_search(self._config),
         )
 
     async def bound_within_reach(self, models: Sequence[Model], caller: Principal) -> list[Model]:
@@ -138,10 +137,10 @@ def _first(*wishes: bool | None) -> bool:
     return next((wish for wish in wishes if wish is not None), False)
 
 
-def _read_tool(tools: list[dict[str, Any]]) -> FileSearch:
+def _read_tool(tools: list[dict[str, Any]]) -> Asked:
     """The one tool; an empty one when only the model asks for a search. Raises BadRequest."""
     if not tools:
-        return FileSearch()
+        return Asked(FileSearch())
     if len(tools) > 1:
         raise BadRequest("give one file_search tool, with all stores in its vector_store_ids", param="tools")
     return read_file_search(tools[0], "tools")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from array import array
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -41,7 +43,7 @@ class BatchingEmbedder:
         Raises:
             BadRequest: an input is refused.
             RetrievalUnavailable: the backend is busy or out of reach for longer than ``MAX_WAIT``; nothing is lost
-                by asking again.
+                by asking again. Or it answers with something else than a vector for each input.
         """
         parts: list[Embeddings] = []
         done = 0
@@ -81,10 +83,14 @@ class BatchingEmbedder:
 
 
 def _checked(found: Embeddings, inputs: int, name: str) -> Embeddings:
-    """A backend that answers too few rows would shift every later vector onto the wrong text."""
+    """Too few rows would shift every later vector onto the wrong text, and what is no number is near to nothing."""
     if len(found.vectors) != inputs * found.dimensions * 4 or len(found.tokens) != inputs:
         raise RetrievalUnavailable(
             f"embedding model {name} answered with the wrong number of vectors; check its backend"
+        )
+    if not math.isfinite(sum(array("f", found.vectors))):  # sums of doubles: finite floats cannot exceed them
+        raise RetrievalUnavailable(
+            f"embedding model {name} answered with vectors that hold NaN or infinity; check its backend"
         )
     return found
 

@@ -33,6 +33,7 @@ from appliance.protocols import Embedder, Reranker, VectorStore, VectorStoreFact
 from appliance.storage import files, placing, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
+from appliance.wording import counted
 
 log = logging.getLogger("appliance.knowledge")
 _PAGE_CHUNKS = 1000
@@ -255,15 +256,15 @@ class LocalKnowledge:
         async with database.session(write=False) as session:
             if number := await placing.count_elsewhere(session, name):
                 log.warning(
-                    "the vectors of %d vector stores are not in %s; see appliance stores status, and set "
+                    "the vectors of %s are not in %s; see appliance stores status, and set "
                     "retrieval.vector_store back or run appliance stores reconcile --repair",
-                    number,
+                    counted(number, "store"),
                     name,
                 )
         if number := await self._reindexer.unserved():
             log.warning(
-                "%d vector stores hold vectors of models that are not configured; see appliance stores status",
-                number,
+                "the vectors of %s are of models that are not configured; see appliance stores status",
+                counted(number, "store"),
             )
 
     def _store(self, factory: VectorStoreFactory) -> VectorStore:

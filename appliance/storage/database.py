@@ -65,7 +65,7 @@ class Database:
             StartError: the database cannot be opened, or is of a newer version.
         """
         try:
-            self._engine = _engine(self._url)
+            self._engine = _durable_engine(self._url)
             self._writer = self._engine.execution_options(appliance_begin="BEGIN IMMEDIATE")
             if await self._revision() != HEAD:
                 await self._migrate()
@@ -74,11 +74,14 @@ class Database:
             raise StartError(f"the database cannot be opened: {_reason(error)}; check database and data_dir") from error
 
     async def peek(self) -> bool:
-        """Connect only if the database is there with this very schema, and change nothing; whether it is."""
+        """Connect only if the database is there with this very schema, and change nothing; whether it is.
+
+        SQLite's file is opened for reading alone; in it, no transaction can write.
+        """
         if self._url.get_backend_name() == "sqlite" and not Path(self._url.database or "").is_file():
             return False
         try:
-            self._engine = _engine(self._url)
+            self._engine = _engine(_for_reading(self._url))
             async with asyncio.timeout(_PEEK_SECONDS):
                 current = await self._revision() == HEAD
         except (SQLAlchemyError, OSError):  # TimeoutError is one
@@ -230,15 +233,36 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-def _engine(url: URL) -> AsyncEngine:
+def _durable_engine(url: URL) -> AsyncEngine:
     if url.get_backend_name() == "sqlite":
         _make_file(url.database)
+    engine = _engine(url)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _set_up_sqlite)
+    return engine
+
+
+def _engine(url: URL) -> AsyncEngine:
     # What statements hold would come out with the errors that the log shows.
     engine = create_async_engine(url, hide_parameters=True, **_options(url))
     if engine.dialect.name == "sqlite":
-        event.listen(engine.sync_engine, "connect", _set_up_sqlite)
+        event.listen(engine.sync_engine, "connect", _leave_transactions_to_us)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
+
+
+def _for_reading(url: URL) -> URL:
+    """The same database; of SQLite by a URI with which nothing on the disk changes (sqlite.org/uri.html).
+
+    In a file without a write-ahead log beside it nobody is at work. SQLite would make a log to read it, and leave that
+    behind, were the file not said to be immutable.
+    """
+    if url.get_backend_name() != "sqlite":
+        return url
+    path = Path(url.database or "").resolve()
+    in_use = path.with_name(f"{path.name}-wal").exists()
+    query = {"uri": "true", "mode": "ro", "immutable": "0" if in_use else "1"}
+    return url.set(database=path.as_uri()).update_query_dict(query)
 
 
 def _options(url: URL) -> dict[str, Any]:
@@ -259,8 +283,11 @@ def _make_file(database: str | None) -> None:
         Path(database).touch(mode=0o600)
 
 
+def _leave_transactions_to_us(connection: Any, _: ConnectionPoolEntry) -> None:
+    connection.isolation_level = None  # the driver must not begin them by itself
+
+
 def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # the driver must not begin transactions by itself
     cursor = connection.cursor()
     for pragma in (
         "journal_mode=WAL",

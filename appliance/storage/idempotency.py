@@ -6,6 +6,7 @@ They are in no quota, since they go by themselves: after a day, or when newer on
 from __future__ import annotations
 
 import hashlib
+import secrets
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, delete, func, or_, select, true, update
@@ -31,9 +32,13 @@ class Room(NamedTuple):
 
 
 CALLER = Room(1_000, 64 * 2**20)
-"""Of each caller; looked at when an answer is kept."""
+"""Of each caller, and somewhat more: looked at when some of the answers are kept."""
 TENANT = Room(100_000, 2**30)
 """Of all callers of a tenant; looked at by ``prune``."""
+LOOK_EVERY = 16
+"""One in so many answers has its caller's others looked at, which is to read all of them."""
+LARGE_BYTES = 2**20
+"""An answer of more has it always."""
 
 
 def row_id(tenant: str, caller: str, key: str) -> str:
@@ -84,11 +89,18 @@ async def renew(session: TenantSession, row: KeptAnswer) -> None:
 
 
 async def keep(session: TenantSession, row: KeptAnswer, fingerprint: str, headers: dict[str, Any], body: bytes) -> None:
-    """Keep the answer, and forget the caller's oldest where they are too many."""
+    """Keep the answer, and now and then forget the caller's oldest where they are too many."""
     await session.execute(_own(row).values(fingerprint=fingerprint, headers=headers, body=body))
-    caller = row.id[:_DIGEST]
-    mine = KeptAnswer.id.between(caller, caller + "g")  # the ids are hexadecimal
-    await session.execute(delete(KeptAnswer).where(KeptAnswer.id.in_(_beyond(CALLER, mine)), KeptAnswer.id != row.id))
+    if _is_time_to_look(body):
+        caller = row.id[:_DIGEST]
+        mine = KeptAnswer.id.between(caller, caller + "g")  # the ids are hexadecimal
+        oldest = KeptAnswer.id.in_(_beyond(CALLER, mine))
+        await session.execute(delete(KeptAnswer).where(oldest, KeptAnswer.id != row.id))
+
+
+def _is_time_to_look(body: bytes) -> bool:
+    """By chance and not by the id: callers choose their keys, and could choose such that are never looked at."""
+    return len(body) > LARGE_BYTES or not secrets.randbelow(LOOK_EVERY)
 
 
 def _beyond(room: Room, which: ColumnElement[bool]) -> Select[tuple[str]]:

@@ -11,6 +11,7 @@ Milvus Lite stays what writes, and what reads rows by condition.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,8 @@ class _Part:
     versions: Sequence[int]
     """Of two rows with one id the higher one counts."""
     vectors: NDArray[np.float32]
-    masks: dict[str, Mask] = field(default_factory=dict)
+    masks: dict[bytes, Mask] = field(default_factory=dict)
+    """By digests of their conditions, which can be megabytes of names."""
 
     @cached_property
     def words(self) -> _Words:
@@ -174,12 +176,13 @@ def _visible(collection: Any, state: _State, condition: str) -> list[Mask]:
     """For each part, the live rows that satisfy the condition."""
     from milvus_lite.search.filter import evaluate_mask
 
+    key = hashlib.blake2b(condition.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     for part in state.parts:
-        if condition not in part.masks:
+        if key not in part.masks:
             if len(part.masks) >= _MASKS:
                 part.masks.clear()
-            part.masks[condition] = evaluate_mask(collection._compile_filter(condition), part.table)
-    return [part.masks[condition] & live for part, live in zip(state.parts, state.live, strict=True)]
+            part.masks[key] = evaluate_mask(collection._compile_filter(condition), part.table)
+    return [part.masks[key] & live for part, live in zip(state.parts, state.live, strict=True)]
 
 
 def _part_of(segment: Any) -> _Part:

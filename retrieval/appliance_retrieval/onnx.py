@@ -103,7 +103,7 @@ class OnnxEmbedder:
         """Unit vectors; inputs longer than the model reads are averaged over consecutive windows."""
         model, runner = self._loaded(), self._bulk_runner if bulk else self._runner
         if runner is None:
-            raise RetrievalUnavailable("the embedder is stopped; try again later")
+            raise _stopped()
         windows = await asyncio.to_thread(lambda: [_windows(model, item, i) for i, item in enumerate(inputs)])
         total = sum(map(len, windows))
         vectors = await runner.run([window for several in windows for window in several], int(total > _SHORT))
@@ -115,8 +115,12 @@ class OnnxEmbedder:
 
     def _loaded(self) -> OnnxModel:
         if self._model is None:
-            raise RetrievalUnavailable("the embedder is stopped; try again later")
+            raise _stopped()
         return self._model
+
+
+def _stopped() -> RetrievalUnavailable:
+    return RetrievalUnavailable("the embedder is stopped; try again later")
 
 
 def _windows(model: OnnxModel, item: str | Sequence[int], index: int) -> list[list[int]]:
@@ -146,13 +150,21 @@ class _Runner:
         self._model, self._niceness = model, niceness
         self._requests: queue.PriorityQueue[tuple[int, int, _Request]] = queue.PriorityQueue()
         self._order = itertools.count()
+        self._closed = False
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="onnx-embedder", daemon=True)
         self._thread.start()
 
     async def run(self, windows: Sequence[list[int]], urgency: int) -> list[NDArray[np.float32]]:
-        """Vectors in the order of the windows; lower ``urgency`` goes first. Cancelling drops what has not run."""
+        """Vectors in the order of the windows; lower ``urgency`` goes first. Cancelling drops what has not run.
+
+        Raises RetrievalUnavailable after ``close``.
+        """
         request = _Request(windows)
-        self._requests.put((urgency, next(self._order), request))
+        with self._closing:  # what is queued is all before ``_LAST``, after which nobody looks at the queue
+            if self._closed:
+                raise _stopped()
+            self._requests.put((urgency, next(self._order), request))
         return await asyncio.wrap_future(request.done)
 
     def _work(self) -> None:
@@ -177,7 +189,9 @@ class _Runner:
 
     def close(self) -> None:
         """Finish what is queued and end."""
-        self._requests.put((_LAST, next(self._order), _Request([])))
+        with self._closing:
+            self._closed = True
+            self._requests.put((_LAST, next(self._order), _Request([])))
         self._thread.join()
 
 

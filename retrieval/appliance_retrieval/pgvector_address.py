@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from appliance.plugin import ConfigError, is_loopback
 
@@ -30,11 +30,18 @@ def warn_of_unchecked(dsn: str) -> None:
     parts = urlsplit(dsn)
     options = dict(parse_qsl(parts.query))
     # Several hosts are separated by commas, which urlsplit leaves alone; a socket is a path, or no host at all.
-    places = options.get("host") or parts.netloc.rpartition("@")[2]
-    hosts = [host.rpartition(":")[0] or host for host in places.split(",")]
-    far = [host for host in hosts if host and not host.startswith("/") and not is_loopback(host.strip("[]"))]
+    places = unquote(parts.netloc.rpartition("@")[2]) or options.get("host", "")
+    hosts = [_host(place) for place in places.split(",")]
+    far = [host for host in hosts if host and not host.startswith("/") and not is_loopback(host)]
     if far and options.get("sslmode") not in _CHECKED:
         log.warning(
             "the certificate of PostgreSQL at %s is not checked; add ?sslmode=verify-full to plugin.pgvector.url",
             ", ".join(far),
         )
+
+
+def _host(place: str) -> str:
+    """As asyncpg (0.32) reads a place, in the address and in ``?host=``: ``name:5432``, ``[::1]:5432`` or a path."""
+    if place.startswith("["):
+        return place[1:].partition("]")[0]
+    return place if place.startswith("/") else place.partition(":")[0]

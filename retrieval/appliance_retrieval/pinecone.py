@@ -13,7 +13,7 @@ Pinecone takes writes in a queue. Sealing waits until its log sequence numbers s
 (docs.pinecone.io, "Check data freshness"; each namespace counts its own).
 
 The SDK has an HTTP client of its own: no proxy of the environment, no redirects, certificates checked. The key goes to
-``plugin.pinecone.url`` and to hosts of the same domain, which that names for its indexes.
+``plugin.pinecone.url`` and to hosts of the same domain (``_same_domain``), which that names for its indexes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -262,10 +263,22 @@ class PineconeIndex:
 
 
 def _same_domain(host: str, url: str) -> bool:
-    """Whether both are of one registered name, as ``pinecone.io``; addresses of this machine are themselves."""
+    """Whether a host is the URL's, or below its parent, as below ``pinecone.io`` for ``api.pinecone.io``.
+
+    Of an address, and of a name whose parent is a single label, it is the host alone. Which longer names are nobody's
+    own, as ``co.uk``, is not known here: the URL must not name a host directly below one of these.
+    """
     mine, its = urlsplit(url).hostname or "", urlsplit(host if "://" in host else f"//{host}").hostname or ""
-    domain = ".".join(mine.split(".")[-2:])
-    return its == mine or (not is_loopback(mine) and its.endswith(f".{domain}"))
+    parent = "" if _is_address(mine) else mine.partition(".")[2]
+    return its == mine or ("." in parent and its.endswith(f".{parent}"))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _number(info: ResponseInfo | None, names: Sequence[str]) -> int | None:

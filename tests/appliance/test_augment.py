@@ -11,7 +11,7 @@ from appliance.config import RetrievalConfig
 from appliance.errors import NotFound
 from appliance.knowledge.augment import Retriever, scope_of
 from appliance.knowledge.framing import NOTHING_FOUND
-from appliance.plugin import Principal, Scope
+from appliance.plugin import Comparison, Principal, Scope
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Findings
 from appliance.wire import TokenizeRequest, message_text
@@ -140,6 +140,17 @@ async def test_a_model_alias_searches_its_stores_by_name_alone(reading):
         await seen(b)
     assert [s.store_ids for s in library.searches] == [("manual",), ("manual",), ("vs_1", "manual")]
     assert [s.limit for s in library.searches] == [3, 3, 9]
+
+
+async def test_filter_and_ranking_of_the_tool_are_those_of_the_search(reading):
+    filters = {"type": "eq", "key": "lang", "value": "en"}
+    library = Library()
+    async with reading(library) as b:
+        await seen(b, tools=[SEARCH_TOOL | {"filters": filters, "ranking_options": {"score_threshold": 0.4}}])
+        await seen(b, tools=[SEARCH_TOOL])
+    narrow, plain = library.searches
+    assert (narrow.where, narrow.score_threshold) == (Comparison(key="lang", type="eq", value="en"), 0.4)
+    assert (plain.where, plain.score_threshold) == (None, RetrievalConfig().score_threshold)
 
 
 async def test_a_model_with_stores_answers_chats_only(reading):

@@ -172,6 +172,15 @@ async def test_more_filters_than_are_remembered_stay_right(store: MilvusStore) -
             assert [hit.chunk.position for hit in hits] == [number]
 
 
+async def test_conditions_of_any_size_are_remembered_in_a_few_bytes(store: MilvusStore) -> None:
+    await store.upsert("c", [chunk(0, "pump", readers=("user:0",))], vectors((1, 0)))
+    many = Scope(readers=tuple(f"user:{i}" for i in range(1000)))
+    assert [len(hits) for hits in await found(store, many, None)] == [1, 1]
+    keys = [key for part in store._database._indexes["c"]._state.parts for key in part.masks]
+    assert keys
+    assert max(map(len, keys)) <= 64
+
+
 async def test_the_best_come_in_the_order_of_their_rows_where_scores_are_equal(store: MilvusStore) -> None:
     await store.upsert("c", [chunk(i, "pump") for i in range(9)], vectors(*[(1, 0)] * 9))
     for hits in await found(store, EVERYONE, None, limit=4):

@@ -160,6 +160,28 @@ async def test_a_cancelled_request_gives_up_its_place(embedder: OnnxEmbedder) ->
 
 
 @pytest.mark.model
+async def test_who_asks_while_it_stops_is_told_so_and_does_not_wait(
+    source: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = OnnxEmbedder(spec(source), OnnxOptions(cache_dir=str(exported)))
+    await embedder.start()
+    begun, goes_on, token_ids = threading.Event(), threading.Event(), embedder._loaded().token_ids
+
+    def held(text: str) -> list[int]:
+        begun.set()
+        assert goes_on.wait(30)
+        return token_ids(text)
+
+    monkeypatch.setattr(embedder._loaded(), "token_ids", held)
+    asked = asyncio.create_task(embedder.embed(["a question"]))
+    assert await asyncio.to_thread(begun.wait, 30)
+    await embedder.stop()
+    goes_on.set()
+    with pytest.raises(RetrievalUnavailable, match="stopped"):
+        await asyncio.wait_for(asked, 30)
+
+
+@pytest.mark.model
 async def test_the_second_start_needs_no_torch(source: Path, exported: Path, embedder: OnnxEmbedder) -> None:
     code = (
         "import asyncio, sys\n"

@@ -268,9 +268,21 @@ def test_a_url_may_be_written_as_for_the_database(url: str, read: str) -> None:
         ("postgresql://a@[::1]:5433/x", False),
         ("postgresql://a@localhost/x", False),
         ("postgresql:///x?host=%2Frun%2Fpg", False),
+        ("postgresql://a@%2Frun%2Fpg/x", False),
+        ("postgresql://a@[::1]/x", False),
+        ("postgresql:///x?host=[::1]:5433", False),
+        ("postgresql:///x?host=127.0.0.1:5433,db.example.org", True),
+        ("postgresql://a@[2001:db8::1],db.example.org/x", True),
+        ("postgresql://a@db.example.org/x?host=localhost", True),
     ],
 )
 def test_d1_a_server_that_is_not_checked_is_told_of(dsn: str, told: bool, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_unchecked(dsn)
-    assert ("db.example.org is not checked; add ?sslmode=verify-full" in caplog.text) == told
+    assert ("db.example.org is not checked; add ?sslmode=verify-full" in caplog.text) == told == bool(caplog.records)
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("place", ["a@[2001:db8::1]/x", "[2001:db8::1]:5433/x", "/x?host=[2001:db8::1]"])
+def test_d1_a_server_with_an_ipv6_address_is_told_by_it(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_unchecked(f"postgresql://{place}")
+    assert "PostgreSQL at 2001:db8::1 is not checked" in caplog.text

@@ -214,6 +214,14 @@ async def test_d1_no_redirect_is_followed_and_no_proxy_of_the_environment_asked(
         ("", "https://api.pinecone.io", False),
         ("127.0.0.1:4000", "http://127.0.0.1:4000", True),
         ("10.0.0.1", "http://127.0.0.1:4000", False),
+        ("10.0.0.5:443", "https://10.0.0.5", True),
+        ("1.2.0.5", "https://10.0.0.5", False),
+        ("[::1]:4000", "http://[::1]:4000", True),
+        ("index.example.co.uk", "https://api.example.co.uk", True),
+        ("evil.co.uk", "https://api.example.co.uk", False),
+        ("api.internal", "https://api.internal", True),
+        ("other.internal", "https://api.internal", False),
+        ("other.localhost", "http://localhost:4000", False),
     ],
 )
 def test_d7_the_key_goes_to_hosts_of_the_configured_domain_alone(host: str, url: str, same: bool) -> None:

@@ -155,7 +155,7 @@ async def test_o24_readiness_tells_of_stores_whose_model_is_gone(made) -> None:
         await session.execute(update(VectorStore).values(fingerprint="weights-that-are-gone"))
     ready = await made.client.get("/readyz")
     assert (ready.status_code, ready.json()["status"]) == (200, "ok")
-    assert ready.json()["warnings"]["vector_stores"].startswith("1 hold vectors of models")
+    assert ready.json()["warnings"]["vector_stores"].startswith("the vectors of 1 store are of models")
     refused = (await made.post(f"/v1/vector_stores/{store}/search", 409, query="zebrafinch"))["error"]
     assert refused["code"] == "embedding_model_changed"
     assert f"appliance stores reindex {store}" in refused["message"]

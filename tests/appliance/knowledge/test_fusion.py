@@ -1,5 +1,8 @@
 """Fusion by ranks and by scores, batching and the order of results."""
 
+import math
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,4 +114,18 @@ async def test_too_few_vectors_are_an_error_and_never_shift_onto_other_texts(mon
 
     monkeypatch.setattr(scripted, "embed", short)
     with pytest.raises(RetrievalUnavailable, match="wrong number"):
+        await BatchingEmbedder("e", scripted).embed(["a", "b"])
+
+
+@pytest.mark.parametrize("bad", [[math.nan], [math.inf], [-math.inf], [math.inf, -math.inf]])
+async def test_vectors_with_what_is_no_number_are_an_error_and_are_not_kept(monkeypatch, bad: list[float]) -> None:
+    scripted = ScriptedEmbedder()
+
+    async def broken(inputs, *, bulk=False):
+        vectors = array("f", scripted.vector("a") + scripted.vector("b"))
+        vectors[-len(bad) :] = array("f", bad)
+        return Embeddings(vectors.tobytes(), scripted.dimensions, (1, 1))
+
+    monkeypatch.setattr(scripted, "embed", broken)
+    with pytest.raises(RetrievalUnavailable, match="model e answered with vectors that hold NaN or infinity"):
         await BatchingEmbedder("e", scripted).embed(["a", "b"])

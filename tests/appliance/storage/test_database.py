@@ -135,6 +135,48 @@ async def test_nobody_else_can_read_the_database(tmp_path) -> None:
     assert modes == {0o600}
 
 
+async def test_a_look_at_a_database_says_whether_it_has_this_schema(url) -> None:
+    looking = Database(url)
+    assert not await looking.peek()
+    async with Database(url) as database:
+        assert await looking.peek()
+        await looking.stop()
+        async with database.session() as session:
+            await session.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+    assert not await looking.peek()
+
+
+async def test_a_look_at_a_database_changes_no_file(tmp_path) -> None:
+    url = sqlite(tmp_path / "a b%41#")
+    async with Database(url):
+        pass
+    before, looking = states(tmp_path), Database(url)
+    assert await looking.peek()
+    async with looking.session(write=False) as session:
+        assert (await session.scalars(select(File))).all() == []
+    with pytest.raises(Unavailable):
+        async with looking.session():
+            pass
+    await looking.stop()
+    assert states(tmp_path) == before
+
+
+def states(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_a_look_at_a_database_sees_what_a_server_that_runs_has_written(tmp_path) -> None:
+    looking = Database(sqlite(tmp_path))
+    async with Database(sqlite(tmp_path)) as running:
+        for number in range(2):
+            async with running.session() as session:
+                session.add(a_file(number))
+            assert await looking.peek()
+            async with looking.session(write=False) as session:
+                assert len((await session.scalars(select(File))).all()) == number + 1
+            await looking.stop()
+
+
 async def test_two_writers_wait_for_each_other_instead_of_failing(url) -> None:
     one, other = Database(url), Database(url)
     await one.start()

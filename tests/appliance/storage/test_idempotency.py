@@ -11,6 +11,12 @@ from appliance.storage.ids import now
 from appliance.storage.tables.idempotency import KeptAnswer
 
 
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """Each answer has its caller's others looked at."""
+    monkeypatch.setattr(idempotency, "LOOK_EVERY", 1)
+
+
 @pytest.fixture
 def keep(database):
     """Keep answers of so many bytes, each a second after the one before."""
@@ -48,6 +54,16 @@ async def test_the_oldest_answers_of_a_caller_make_room_for_new_ones(keep, kept,
     await keep("bob", "1", "2")
     await keep("ann", "1", tenant="u")
     assert await kept() == {"ann 2", "ann 3", "ann 4", "bob 1", "bob 2", "ann 1"}
+
+
+async def test_few_answers_have_their_callers_others_looked_at_but_a_large_one_always(keep, kept, monkeypatch):
+    monkeypatch.setattr(idempotency, "CALLER", Room(2, 10_000))
+    monkeypatch.setattr(idempotency, "LOOK_EVERY", 2**64)
+    monkeypatch.setattr(idempotency, "LARGE_BYTES", 500)
+    await keep("ann", "1", "2", "3", "4", size=500)
+    assert await kept() == {"ann 1", "ann 2", "ann 3", "ann 4"}
+    await keep("ann", "5", size=501)
+    assert await kept() == {"ann 4", "ann 5"}
 
 
 async def test_the_newest_answer_is_kept_whatever_its_size(keep, kept, monkeypatch):
