@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from appliance.errors import RequestError, RetrievalUnavailable
 from appliance.knowledge.collections import Collections
 from appliance.knowledge.filters import Attributes
@@ -51,9 +53,13 @@ class Changes:
                 if await store_files.find(session, store_id, file_id, lock=True) is None:
                     return  # an earlier call has removed it
                 await store_files.begin_removal(session, store_id, file_id)
-            await self._drop((store_id, file_id))
-            async with self._database.session() as session:
-                await store_files.remove(session, store_id, file_id)
+            await self._take_out((store_id, file_id))
+
+    async def _take_out(self, key: Key) -> None:
+        """The rest of a file's removal that was begun."""
+        await self._drop(key)
+        async with self._database.session() as session:
+            await store_files.remove(session, *key)
 
     async def remove_store(self, store_id: str) -> None:
         """See ``Knowledge.remove_store``."""
@@ -148,19 +154,32 @@ class Changes:
 
     async def begin_anew(self, store_id: str) -> None:
         """Index all files of a store here, whose vectors another vector store holds; that one is left as it is."""
-        async with self.paused(store_id), self._database.session() as session:
+        async with self.anew(store_id) as session:
             await moving.move(session, store_id, self._backend.name)
+
+    @asynccontextmanager
+    async def anew(self, store_id: str) -> AsyncIterator[AsyncSession]:
+        """A transaction in which a store may be moved here: nothing of it is worked on, and its chunks are let lie.
+
+        Removals that could not reach them are finished behind it.
+        """
+        async with self.paused(store_id, clean=False), self._database.session() as session:
+            yield session
+        await self.finish_removals()
 
     # -- ending work -----------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def paused(self, store_id: str) -> AsyncIterator[None]:
-        """Nothing of a store is worked on inside. What was under way is queued again, and its chunks are deleted."""
+    async def paused(self, store_id: str, *, clean: bool = True) -> AsyncIterator[None]:
+        """Nothing of a store is worked on inside. What was under way is queued again, and its chunks are deleted.
+
+        Without ``clean`` they stay: where the store's vectors are elsewhere they cannot be reached.
+        """
         async with self._under_way.claiming:
             await self._under_way.end_of_store(store_id)
             async with self._database.session() as session:
                 begun = await jobs.let_go_of_store(session, store_id)
-            for file_id in begun:
+            for file_id in begun if clean else ():
                 await self._collections.delete_file(store_id, file_id)
             yield
         self._wake()
@@ -180,14 +199,21 @@ class Changes:
     # -- what was cut short ----------------------------------------------------------------------------
 
     async def finish_removals(self) -> None:
-        """Removals that a crash interrupted; one that fails stays marked, and can be asked for again."""
+        """Removals that were cut short; one that fails stays marked, and can be asked for again."""
         async with self._database.session(write=False) as session:
-            store_ids = await stores.being_removed(session)
-            keys = await store_files.being_removed(session)
+            store_ids = await stores.being_removed(session, self._backend.name)
+            keys = await store_files.being_removed(session, self._backend.name)
         for store_id in store_ids:
             await _logged(self.remove_store(store_id))
         for key in keys:
-            await _logged(self.remove_file(*key))
+            await _logged(self._finish_removal(key))
+
+    async def _finish_removal(self, key: Key) -> None:
+        async with self._changing(key):
+            async with self._database.session(write=False) as session:
+                row = await store_files.find(session, *key)
+            if row is not None and row.removing:  # not one that was attached again meanwhile
+                await self._take_out(key)
 
     async def finish_updates(self) -> None:
         """Changes of attributes and readers that a crash, or a vector store out of reach, kept from the chunks."""

@@ -220,7 +220,10 @@ async def one_ahead(items: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]
             yield item
     finally:
         task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # what was made in vain may fail in vain
-        await items.aclose()
+        try:
+            await asyncio.wait({task})
+        finally:
+            if task.done():  # else this was cancelled twice, and the first time ends the items by themselves
+                if not task.cancelled():
+                    task.exception()  # what was made in vain may fail in vain
+                await items.aclose()

@@ -72,6 +72,7 @@ class Reconciler:
     async def _repair(self, report: Report) -> None:
         for store_id in report.stores_elsewhere:  # first: what lies here under their names is not theirs
             await self.changes.begin_anew(store_id)
+        await self.changes.empty_expired()  # those that were elsewhere can be emptied only now
         for collection in report.collections_without_store:
             await self.changes.drop_orphan(collection)
         for misfit in report.chunks_out_of_place:

@@ -67,7 +67,8 @@ class Reindexer:
 
         Raises:
             NotFound: no such store. BadRequest: no such embedding model, or a name that several stores have.
-            Conflict: the store has no second collection of that status, or one that is in the way.
+            Conflict: the store has expired, has no second collection of that status or one that is in the way, or was
+                begun anew in the configured vector store at the same time.
             RetrievalUnavailable: another vector store holds its collections; only ``begin`` is possible then.
         """
         async with self._database.session(write=False) as session:
@@ -94,8 +95,7 @@ class Reindexer:
         fingerprint = embedder.embedder.fingerprint
         async with self._database.session() as session:
             store, row = await _locked(session, store_id)
-            if stores.has_expired(store):
-                raise Conflict(f"vector store {store_id} has expired; make a new one")
+            stores.usable(store, store_id)
             if row is not None and (row.status, row.fingerprint) == (BUILDING, fingerprint):
                 row.skip_failed = order.skip_failed
                 await reindexes.try_again(session, row)
@@ -118,8 +118,14 @@ class Reindexer:
     async def _begin_anew(self, store_id: str, order: ReindexOrder) -> None:
         """There is nothing to search meanwhile: the vectors are where the configuration does not look any more."""
         embedder = self._embedder(order.embedder)
-        async with self._ingestor.changes.paused(store_id), self._database.session() as session:
+        async with self._ingestor.changes.anew(store_id) as session:
             store, _ = await _locked(session, store_id)
+            stores.usable(store, store_id)
+            if placing.is_here(store, self._backend.name):
+                raise Conflict(
+                    f"vector store {store_id} was begun anew at the same time; see GET /v1/vector_stores/{store_id}"
+                    "/reindex, or 'appliance stores status', and ask again if that is not what you want"
+                )
             await moving.move(session, store_id, self._backend.name)
             store.embedder = embedder.name
             await _record(session, store, order, embedder.name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage.ids import now
@@ -68,8 +68,7 @@ async def claim(session: AsyncSession, owner: str, limit: int, backend: str | No
         .join(File, File.id == Job.file_id)
         .join(VectorStore, VectorStore.id == Job.store_id)
         .outerjoin(Reindex, Reindex.store_id == Job.store_id)
-        .where(Job.not_before <= now(), Job.lease_expires <= now())
-        .where(VectorStore.removing.is_(False), StoreFile.removing.is_(False), here(backend))
+        .where(*_claimable(backend))
         .order_by(Job.attempts, Job.id)
         .limit(limit)
         .with_for_update(skip_locked=True, of=Job)
@@ -79,6 +78,12 @@ async def claim(session: AsyncSession, owner: str, limit: int, backend: str | No
         job.owner, job.lease_expires, job.attempts = owner, now() + LEASE_SECONDS, job.attempts + 1
         claimed.append(_work(job, file, upload, store, replaced=reindex == "building"))
     return claimed
+
+
+def _claimable(backend: str | None) -> tuple[ColumnElement[bool], ...]:
+    """What must be so of a job, its file and its store."""
+    due_now = Job.not_before <= now(), Job.lease_expires <= now()
+    return *due_now, VectorStore.removing.is_(False), StoreFile.removing.is_(False), here(backend)
 
 
 def _work(job: Job, file: StoreFile, upload: File, store: VectorStore, *, replaced: bool) -> Work:
@@ -196,6 +201,10 @@ async def end(session: AsyncSession, work: Work) -> None:
 
 async def due(session: AsyncSession, backend: str | None = None) -> bool:
     """Whether a claim would find something; a read, so that an idle worker writes nothing."""
-    query = select(Job.id).join(VectorStore, VectorStore.id == Job.store_id)
-    query = query.where(Job.not_before <= now(), Job.lease_expires <= now(), here(backend)).limit(1)
-    return await session.scalar(query) is not None
+    query = (
+        select(Job.id)
+        .join(StoreFile, (StoreFile.store_id == Job.store_id) & (StoreFile.file_id == Job.file_id))
+        .join(VectorStore, VectorStore.id == Job.store_id)
+        .where(*_claimable(backend))
+    )
+    return await session.scalar(query.limit(1)) is not None

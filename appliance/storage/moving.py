@@ -7,13 +7,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage import reindexes
 from appliance.storage.placing import is_here
+from appliance.storage.stores import has_expired
 from appliance.storage.tables import Job, StoreFile, VectorStore
 
 
 async def move(session: AsyncSession, store_id: str, backend: str) -> None:
     """Begin a store anew in ``backend``: a new collection, by the model that was to embed it, and all files queued.
 
-    Nothing of the store may be worked on meanwhile. What was said of its collections elsewhere is forgotten.
+    Nothing of the store may be worked on meanwhile. What was said of its collections elsewhere is forgotten. Of a store
+    that has expired or is being deleted no file is queued: it is here then, so that what is left of it can go.
     """
     store = await session.get(VectorStore, store_id, with_for_update=True)
     if store is None or is_here(store, backend):
@@ -25,7 +27,8 @@ async def move(session: AsyncSession, store_id: str, backend: str) -> None:
     store.generations += 1
     store.generation, store.backend = store.generations, backend
     store.fingerprint = store.dimensions = None
-    await _queue_all(session, store_id)
+    if not (store.removing or has_expired(store)):
+        await _queue_all(session, store_id)
 
 
 async def _queue_all(session: AsyncSession, store_id: str) -> None:

@@ -197,9 +197,10 @@ async def remove(session: AsyncSession, store_id: str, file_id: str) -> None:
     await session.execute(_one(delete(StoreFile), store_id, file_id))
 
 
-async def being_removed(session: AsyncSession) -> Sequence[tuple[str, str]]:
-    """Store and file ids of removals that were begun."""
-    query = select(StoreFile.store_id, StoreFile.file_id).where(StoreFile.removing.is_(True))
+async def being_removed(session: AsyncSession, backend: str | None = None) -> Sequence[tuple[str, str]]:
+    """Store and file ids of removals that were begun, of stores that ``backend`` holds."""
+    query = select(StoreFile.store_id, StoreFile.file_id).join(VectorStore, VectorStore.id == StoreFile.store_id)
+    query = query.where(StoreFile.removing.is_(True), here(backend))
     return [(store_id, file_id) for store_id, file_id in await session.execute(query)]
 
 

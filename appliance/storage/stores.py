@@ -205,6 +205,7 @@ def store_of(collection: str) -> str:
     return _PREFIX + collection.removeprefix(_PREFIX).partition("_")[0]
 
 
-async def being_removed(session: AsyncSession) -> Sequence[str]:
-    """Ids of stores whose removal was begun."""
-    return (await session.scalars(select(VectorStore.id).where(VectorStore.removing.is_(True)))).all()
+async def being_removed(session: AsyncSession, backend: str | None = None) -> Sequence[str]:
+    """Ids of stores whose removal was begun, which ``backend`` holds."""
+    query = select(VectorStore.id).where(VectorStore.removing.is_(True), here(backend))
+    return (await session.scalars(query)).all()

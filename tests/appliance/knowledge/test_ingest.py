@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import AsyncGenerator
 
 import pytest
 from hypothesis import given
@@ -524,6 +525,47 @@ async def test_a_failure_ahead_of_an_end_is_nobodys() -> None:
     items = one_ahead(_numbers([], 4, fails_at=1))
     assert await anext(items) == 0
     await items.aclose()
+
+
+async def test_items_made_ahead_are_closed_though_their_end_is_cancelled_too() -> None:
+    numbers = _numbers([], 4)
+    items = one_ahead(numbers)
+    assert await anext(items) == 0
+    await asyncio.sleep(0)  # the next one is made, and waits
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(items.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert numbers.ag_frame is None  # closed; this test has it in hand, so nothing else did that
+
+
+async def test_an_item_that_ends_slowly_ends_by_itself_when_its_end_is_cancelled_too() -> None:
+    begun, told, may_end, ended = (asyncio.Event() for _ in range(4))
+
+    async def slowly() -> AsyncGenerator[int, None]:
+        yield 0
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            told.set()
+            await may_end.wait()
+            ended.set()
+
+    items = one_ahead(slowly())
+    assert await anext(items) == 0
+    async with asyncio.timeout(20):
+        await begun.wait()
+        closing = asyncio.create_task(items.aclose())
+        await told.wait()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert not ended.is_set()
+        may_end.set()
+        await ended.wait()
 
 
 async def test_this_process_stands_back_while_files_are_ingested(tmp_path) -> None:

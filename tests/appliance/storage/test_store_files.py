@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from sqlalchemy import update
+
 from appliance.knowledge import sealing
 from appliance.storage import jobs, store_files
 from appliance.storage.tables import File, Job, StoreFile, VectorStore
@@ -58,3 +61,14 @@ async def test_b15_readers_that_change_while_a_file_is_completed_are_still_to_be
     async with database.session(write=False) as session:
         row = await store_files.find(session, *work.key)
     assert (row.status, row.stale, row.readers) == ("completed", True, ("user:ada",))
+
+
+@pytest.mark.parametrize("removed", [VectorStore, StoreFile])
+async def test_a_job_of_what_is_being_removed_is_not_due(database, removed) -> None:
+    await being_indexed(database)
+    async with database.session() as session:
+        assert await jobs.due(session)
+        await session.execute(update(removed).values(removing=True))
+    async with database.session() as session:
+        assert not await jobs.due(session)
+        assert await jobs.claim(session, "worker", 1) == []
