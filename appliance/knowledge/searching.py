@@ -84,9 +84,7 @@ class Searcher:
             raise
         self._failing.pop(tenant, None)
 
-    async def _searched(
-        self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]
-    ) -> tuple[list[Passage], bool]:
+    async def _searched(self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]) -> tuple[list[Passage], bool]:
         """The page that was asked for, and whether there is more."""
         (vectors, dense), text = await asyncio.gather(self._dense(search, scope, rows), self._text(search, scope, rows))
         found, passages = await self._fused(search, scope, rows, dense, text)
