@@ -87,9 +87,10 @@ def answered(case: Any, url: str, seen: dict[int, int]) -> tuple[Any, list[str]]
 
 
 def problems(case: Any, reply: Any) -> Iterator[str]:
+    # A form holds texts alone: of a wrong type nothing is left on its way, and of an empty list in a query nothing at all.
     is_form = (case.media_type or "").startswith("multipart/")
-    # A form holds texts alone: of a wrong type nothing is left on its way.
-    checks = [check for check in CHECKS if not (is_form and check is negative_data_rejection)]
+    is_lost = is_form or any(value in ([], {}) for value in (case.query or {}).values())
+    checks = [check for check in CHECKS if not (is_lost and check is negative_data_rejection)]
     try:
         case.validate_response(reply, checks=checks)
     except BaseExceptionGroup as group:
