@@ -87,7 +87,7 @@ def answered(case: Any, url: str, seen: dict[int, int]) -> tuple[Any, list[str]]
 
 
 def problems(case: Any, reply: Any) -> Iterator[str]:
-    # A form holds texts alone: of a wrong type nothing is left on its way, and of an empty list in a query nothing at all.
+    # On its way nothing is left of a wrong type in a form, which holds texts alone, or of an empty list in a query.
     is_form = (case.media_type or "").startswith("multipart/")
     is_lost = is_form or any(value in ([], {}) for value in (case.query or {}).values())
     checks = [check for check in CHECKS if not (is_lost and check is negative_data_rejection)]
