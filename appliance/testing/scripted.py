@@ -33,6 +33,9 @@ from appliance.wire import (
     message_text,
 )
 
+_LONGEST = 64
+"""Characters of a token: as with real ones, few tokens cannot stand for gigabytes of text."""
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -155,8 +158,9 @@ class ScriptedEngine:
         return ScriptedMedia(call, _words_said(script), close)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
-        """Each word a token; messages are read one after the other."""
+        """Each word a token, a long one several; messages are read one after the other."""
         words = words_of(request.messages) if request.messages is not None else (request.prompt or "").split()
+        words = [word[start : start + _LONGEST] for word in words for start in range(0, len(word), _LONGEST)]
         ids = [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words]
         strs = words if request.return_token_strs else None
         return Tokens(count=len(ids), max_model_len=self.max_context, tokens=ids, token_strs=strs)

@@ -77,6 +77,13 @@ def test_nulls_are_defaults_and_unknown_fields_are_ignored(client: httpx.Client)
     assert answer.json()["count"] == 1
 
 
+def test_a_word_without_end_is_many_tokens_of_the_scripted_engine(client):
+    ids = tokenize(client, prompt="x" * 300_000).json()["tokens"]
+    assert len(ids) > 1000
+    answer = client.post("/detokenize", json={"model": "m", "tokens": ids[:1] * 10_000})
+    assert len(answer.json()["prompt"]) < 1_000_000
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 def test_a_model_without_tokenizer_is_a_404_that_names_those_with_one(path: str, client) -> None:
     answer = client.post(path, json={"model": "mute", "prompt": "a", "tokens": []})
