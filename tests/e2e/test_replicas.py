@@ -23,6 +23,7 @@ from served import Served
 from sqlalchemy import func, select
 from worker_kit import install_plugin, write_config
 
+from appliance.knowledge.messages import Presence
 from appliance.storage.database import Database
 from appliance.storage.tables import Job, StoreFile
 
@@ -77,8 +78,7 @@ class Replicas:
         transport = httpx.AsyncHTTPTransport(uds=str(self.socket))
         async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=20) as client:
             answer = await client.post("/ready", content=msgspec.msgpack.encode({}))
-        name: str = msgspec.msgpack.decode(answer.content)
-        return name
+        return msgspec.msgpack.decode(answer.content, type=Presence).replica
 
     def worker_of(self, name: str) -> int:
         """The process id of a replica's worker, below its guard."""
