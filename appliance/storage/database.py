@@ -43,6 +43,7 @@ _VERSIONS = Table("alembic_version", MetaData(), Column("version_num", String(32
 _FULL = ("database or disk is full", "No space left", "disk quota")
 _OUT_OF_REACH = ("08", "25P0", "28", "3D", "40", "53", "55P03", "57")
 """SQLSTATEs, by their beginnings, of what another try may not meet: PostgreSQL's appendix A."""
+_WAL_TRIES, _WAL_PAUSE_SECONDS = 100, 0.05
 _DISK_FULL, _NUL_CHARACTER, _TOO_LONG = "53100", "22021", "22001"
 _Session = TypeVar("_Session", bound=AsyncSession)
 
@@ -289,14 +290,22 @@ def _leave_transactions_to_us(connection: Any, _: ConnectionPoolEntry) -> None:
 
 def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-        f"busy_timeout={int(BUSY_SECONDS * 1000)}",
-    ):
+    _write_ahead(connection, cursor)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", f"busy_timeout={int(BUSY_SECONDS * 1000)}"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _write_ahead(connection: Any, cursor: Any) -> None:
+    """Two that open a new file at once may refuse each other this step without waiting, whatever the time-out is."""
+    for left in reversed(range(_WAL_TRIES)):
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not left or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+        connection.run_async(lambda _: asyncio.sleep(_WAL_PAUSE_SECONDS))
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -1,6 +1,7 @@
 """The database: schema, durability settings, two writers at once; on SQLite and on PostgreSQL."""
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,18 @@ async def test_two_processes_may_make_the_schema_at_once(url) -> None:
     for database in databases:
         await database.ping()
         await database.stop()
+
+
+async def test_a_new_file_that_another_process_opens_at_the_moment_is_waited_for(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0)  # SQLite's own waiting, which this step may be refused
+    path = tmp_path / "appliance.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    asyncio.get_running_loop().call_later(0.2, other.execute, "ROLLBACK")
+    database = Database(f"sqlite+aiosqlite:///{path}")
+    await database.start()
+    await database.stop()
+    other.close()
 
 
 async def test_a_newer_database_stops_the_start_with_the_fix(url) -> None:
