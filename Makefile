@@ -84,7 +84,7 @@ test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(VENV)/.s3 $(NPM) ## Run ever
 	$(call pytest,slow and not model,$(TWO) --no-loadscope-reorder)
 	$(call pytest,model)
 
-test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run most test functions once that are quick and need no model: some three minutes
+test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run most test functions once that are quick and need no model: some five minutes
 	$(BIN)/python -m pytest -m "not model and not slow" --sample 1 $(addprefix --ignore=,$(LEFT_OUT)) $(TWO)
 	@echo "make: left out, and run by make test: $(LEFT_OUT); all parameter sets but each test's first; what is slow or needs a model"
 
