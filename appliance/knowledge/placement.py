@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from appliance.errors import BadRequest, RetrievalUnavailable
-from appliance.knowledge.filters import Attributes, Filter
-from appliance.protocols import Inventory, VectorStore
+from appliance.errors import RetrievalUnavailable
+from appliance.knowledge.forwarding import ForwardingStore, listing
+from appliance.protocols import VectorStore
 from appliance.storage import placing, stores
 from appliance.storage.database import Database
 from appliance.storage.tables import VectorStore as StoreRow
-from appliance.types import Hit, Scope, StoredChunk
 
 
 class HeldElsewhere(RetrievalUnavailable):
     """503: another vector store holds the vectors of a store."""
 
 
-class PlacedStore:
+class PlacedStore(ForwardingStore):
     """A ``VectorStore`` in front of the configured one, whose ``name`` is noted with each store that it holds.
 
     All methods raise HeldElsewhere for a collection of a store that another one holds. A collection is looked
@@ -44,7 +43,7 @@ class PlacedStore:
 
     async def create(self, collection: str, dimensions: int) -> None:
         """See ``VectorStore``; from then on the collection's store is held here."""
-        inner = await self._for(collection)
+        inner = await self._of(collection)
         if collection not in self._mine:
             async with self._database.session() as session:
                 await placing.claim(session, stores.store_of(collection), self.name)
@@ -53,63 +52,18 @@ class PlacedStore:
 
     async def drop(self, collection: str) -> None:
         """See ``VectorStore``."""
-        await (await self._for(collection)).drop(collection)
+        await super().drop(collection)
         self._mine.discard(collection)
-
-    async def upsert(self, collection: str, chunks: Sequence[StoredChunk], vectors: bytes) -> None:
-        """See ``VectorStore``."""
-        await (await self._for(collection)).upsert(collection, chunks, vectors)
-
-    async def delete_file(self, collection: str, file_id: str) -> None:
-        """See ``VectorStore``."""
-        await (await self._for(collection)).delete_file(collection, file_id)
-
-    async def set_attributes(self, collection: str, file_id: str, attributes: Attributes) -> None:
-        """See ``VectorStore``."""
-        await (await self._for(collection)).set_attributes(collection, file_id, attributes)
-
-    async def set_readers(self, collection: str, file_id: str, readers: Sequence[str]) -> None:
-        """See ``VectorStore``."""
-        await (await self._for(collection)).set_readers(collection, file_id, readers)
-
-    async def seal(self, collection: str) -> None:
-        """See ``VectorStore``."""
-        await (await self._for(collection)).seal(collection)
-
-    async def search_dense(
-        self, collection: str, vector: bytes, *, limit: int, scope: Scope, where: Filter | None = None
-    ) -> Sequence[Hit]:
-        """See ``VectorStore``."""
-        store = await self._for(collection)
-        return await store.search_dense(collection, vector, limit=limit, scope=scope, where=where)
-
-    async def search_text(
-        self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None
-    ) -> Sequence[Hit]:
-        """See ``VectorStore``."""
-        store = await self._for(collection)
-        return await store.search_text(collection, query, limit=limit, scope=scope, where=where)
-
-    async def chunks(
-        self, collection: str, file_id: str, *, scope: Scope, offset: int = 0, limit: int = 1000
-    ) -> Sequence[StoredChunk]:
-        """See ``VectorStore``."""
-        store = await self._for(collection)
-        return await store.chunks(collection, file_id, scope=scope, offset=offset, limit=limit)
-
-    async def count(self, collection: str) -> int:
-        """See ``VectorStore``."""
-        return await (await self._for(collection)).count(collection)
 
     async def collections(self) -> Sequence[str]:
         """See ``Inventory``; all that lie here, whosever they are. Raises BadRequest where that cannot be listed."""
         return await listing(self.inner).collections()
 
     async def chunk_ids(self, collection: str) -> Sequence[str]:
-        """See ``Inventory``."""
+        """See ``Inventory``; also of what a store that is elsewhere by now has left here."""
         return await listing(self.inner).chunk_ids(collection)
 
-    async def _for(self, collection: str) -> VectorStore:
+    async def _of(self, collection: str) -> VectorStore:
         """The inner store, if it holds what the collection is of; a collection of no store is as it was left."""
         if collection not in self._mine:
             async with self._database.session(write=False) as session:
@@ -119,10 +73,3 @@ class PlacedStore:
             if store is not None and store.backend is not None:
                 self._mine.add(collection)
         return self.inner
-
-
-def listing(store: VectorStore) -> Inventory:
-    """The store as one that says what it holds. Raises BadRequest for one that cannot."""
-    if not isinstance(store, Inventory):
-        raise BadRequest("this vector store cannot list what it holds, so it cannot be reconciled")
-    return store

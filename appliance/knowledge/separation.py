@@ -10,13 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from appliance.errors import RetrievalUnavailable, StartError
-from appliance.knowledge.filters import Attributes, Filter
-from appliance.knowledge.placement import listing
+from appliance.knowledge.forwarding import ForwardingStore, listing
 from appliance.protocols import VectorStore
-from appliance.types import Hit, Scope, StoredChunk
 
 
-class SeparateStores:
+class SeparateStores(ForwardingStore):
     """A ``VectorStore`` that hands each collection on to the store of its tenant; stores are opened when first used."""
 
     def __init__(
@@ -48,55 +46,10 @@ class SeparateStores:
         stores, self._stores = self._stores, {}
         await asyncio.gather(*(store.stop() for store in stores.values()))
 
-    async def create(self, collection: str, dimensions: int) -> None:
-        """See ``VectorStore``."""
-        await (await self._of(collection)).create(collection, dimensions)
-
     async def drop(self, collection: str) -> None:
         """See ``VectorStore``."""
-        await (await self._of(collection)).drop(collection)
+        await super().drop(collection)
         self._tenants.pop(collection, None)
-
-    async def upsert(self, collection: str, chunks: Sequence[StoredChunk], vectors: bytes) -> None:
-        """See ``VectorStore``."""
-        await (await self._of(collection)).upsert(collection, chunks, vectors)
-
-    async def delete_file(self, collection: str, file_id: str) -> None:
-        """See ``VectorStore``."""
-        await (await self._of(collection)).delete_file(collection, file_id)
-
-    async def set_attributes(self, collection: str, file_id: str, attributes: Attributes) -> None:
-        """See ``VectorStore``."""
-        await (await self._of(collection)).set_attributes(collection, file_id, attributes)
-
-    async def set_readers(self, collection: str, file_id: str, readers: Sequence[str]) -> None:
-        """See ``VectorStore``."""
-        await (await self._of(collection)).set_readers(collection, file_id, readers)
-
-    async def seal(self, collection: str) -> None:
-        """See ``VectorStore``."""
-        await (await self._of(collection)).seal(collection)
-
-    async def search_dense(
-        self, collection: str, vector: bytes, *, limit: int, scope: Scope, where: Filter | None = None
-    ) -> Sequence[Hit]:
-        """See ``VectorStore``."""
-        store = await self._of(collection)
-        return await store.search_dense(collection, vector, limit=limit, scope=scope, where=where)
-
-    async def search_text(
-        self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None
-    ) -> Sequence[Hit]:
-        """See ``VectorStore``."""
-        store = await self._of(collection)
-        return await store.search_text(collection, query, limit=limit, scope=scope, where=where)
-
-    async def chunks(
-        self, collection: str, file_id: str, *, scope: Scope, offset: int = 0, limit: int = 1000
-    ) -> Sequence[StoredChunk]:
-        """See ``VectorStore``."""
-        store = await self._of(collection)
-        return await store.chunks(collection, file_id, scope=scope, offset=offset, limit=limit)
 
     async def collections(self) -> Sequence[str]:
         """See ``Inventory``. Raises BadRequest if the tenants' stores cannot list what they hold."""
@@ -107,14 +60,6 @@ class SeparateStores:
             found |= dict.fromkeys(await listing(store).collections(), tenant)
         self._tenants |= found
         return list(found)
-
-    async def chunk_ids(self, collection: str) -> Sequence[str]:
-        """See ``Inventory``."""
-        return await listing(await self._of(collection)).chunk_ids(collection)
-
-    async def count(self, collection: str) -> int:
-        """See ``VectorStore``."""
-        return await (await self._of(collection)).count(collection)
 
     async def _of(self, collection: str) -> VectorStore:
         tenant = self._tenants.get(collection)
