@@ -42,7 +42,7 @@ from appliance.http.requests import (
 from appliance.knowledge import stores as into
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.chunking import Chunking, check_chunker
-from appliance.knowledge.filters import parse_filter
+from appliance.knowledge.filters import MAX_KEY, parse_filter
 from appliance.knowledge.ranking import parse_ranking
 from appliance.knowledge.rewriting import MAX_QUERIES
 from appliance.storage import store_files, stores
@@ -55,7 +55,6 @@ from appliance.wire import decoder
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
 
-MAX_KEY = 64
 MAX_QUERY_CHARACTERS = 8192
 MAX_ACCESS_BYTES = 8192
 """What the names in one ``access`` may take together: vector stores keep them with every chunk."""

@@ -174,14 +174,15 @@ def _bm25(state: _State, repeats: Mapping[int, float]) -> list[Scores]:
 
 def _visible(collection: Any, state: _State, condition: str) -> list[Mask]:
     """For each part, the live rows that satisfy the condition."""
-    from milvus_lite.search.filter import evaluate_mask
+    from milvus_lite.search.filter import compile_filter, evaluate_mask
 
     key = hashlib.blake2b(condition.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     for part in state.parts:
         if key not in part.masks:
             if len(part.masks) >= _MASKS:
                 part.masks.clear()
-            part.masks[key] = evaluate_mask(collection._compile_filter(condition), part.table)
+            # Not by way of the collection, which keeps 256 compiled conditions, whatever their size.
+            part.masks[key] = evaluate_mask(compile_filter(condition, collection._schema), part.table)
     return [part.masks[key] & live for part, live in zip(state.parts, state.live, strict=True)]
 
 

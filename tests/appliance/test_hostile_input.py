@@ -46,6 +46,27 @@ def test_a_wrong_filter_type_is_told_in_a_short_line():
     assert len(str(refused.value)) < 300
 
 
+def test_c7_a_filter_of_lists_that_together_hold_thousands_of_values_is_refused():
+    lists = [{"type": "nin", "key": f"key{i}", "value": [str(n) for n in range(256)]} for i in range(3)]
+    assert parse_filter({"type": "or", "filters": lists[:2]}) is not None
+    with pytest.raises(BadRequest, match="512 values in all") as refused:
+        parse_filter({"type": "or", "filters": lists}, "tools[0].filters")
+    assert refused.value.param == "tools[0].filters"
+
+
+def test_c7_a_filter_by_a_key_that_no_attribute_can_have_is_refused_by_name():
+    assert parse_filter({"type": "eq", "key": "k" * 64, "value": 1}) is not None
+    with pytest.raises(BadRequest, match="64 characters") as refused:
+        parse_filter({"type": "and", "filters": [{"type": "eq", "key": "k" * 65, "value": 1}]})
+    assert refused.value.param == "filters.filters[0].key"
+
+
+def test_c14_a_filter_of_a_hundred_thousand_comparisons_is_refused_before_one_is_read():
+    raw = {"type": "and", "filters": [{"type": "no such type"}] * 100_000}
+    with pytest.raises(BadRequest, match="more than 50000 values"):
+        parse_filter(raw)
+
+
 @pytest.mark.parametrize(
     "name", ["\u200breport\u2060.txt", "report\U000e0041.txt", "re\u202eport.txt", "\ufeffreport.txt"]
 )

@@ -179,6 +179,8 @@ async def test_conditions_of_any_size_are_remembered_in_a_few_bytes(store: Milvu
     keys = [key for part in store._database._indexes["c"]._state.parts for key in part.masks]
     assert keys
     assert max(map(len, keys)) <= 64
+    with store._database.lite.reading("c") as collection:
+        assert len(collection._filter_cache) == 0  # it would keep 256 of them, compiled, in every collection
 
 
 async def test_the_best_come_in_the_order_of_their_rows_where_scores_are_equal(store: MilvusStore) -> None:
