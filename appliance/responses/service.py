@@ -227,7 +227,13 @@ class Responses:
         )
 
     async def enqueue(self, prepared: Prepared) -> None:
-        """Keep a background request, to be worked on by whoever is free. Raises RateLimited: there are too many."""
+        """Keep a background request, to be worked on by whoever is free.
+
+        Raises:
+            RateLimited: there are too many. NotFound: it refers to an item that is not in what it goes on from.
+        """
+        if len(prepared.input) < len(prepared.given.input):  # references are not kept, so they are looked at now
+            _resolved(await self._before(prepared.request, prepared.principal), prepared.given.input)
         row = _row(prepared)
         template = msgspec.to_builtins(prepared.given.instructions)
         row.request = {**msgspec.to_builtins(prepared.request), "template": template}

@@ -8,7 +8,7 @@ import pytest
 from client_types import event_types, exactly
 from eventually import until
 from inline import Everything, Keys, provides
-from loopback import MODEL, Box, assert_openai_error, connection, request_bytes
+from loopback import MODEL, Box, assert_openai_error, connection, openai_client, request_bytes
 from openai.types.conversations import Conversation
 from openai.types.responses import Response, ResponseStreamEvent
 from sqlalchemy import update
@@ -303,6 +303,26 @@ async def test_R14_what_is_nested_too_deep_is_refused_before_what_it_goes_on_fro
         assert len(b.engine.diaries) == 1
 
 
+@pytest.mark.parametrize("before", ["previous_response_id", "conversation"])
+async def test_a_background_response_that_refers_to_an_item_that_is_not_there_is_refused_at_once(box, before) -> None:
+    async with box([Emit("a")]) as b:
+        first = await b.openai.responses.create(model="m", input=[{"id": "msg_1", "role": "user", "content": "hi"}])
+        conversation = await b.openai.conversations.create(items=[{"id": "msg_1", "role": "user", "content": "hi"}])
+        onto = {before: {"previous_response_id": first.id, "conversation": conversation.id}[before]}
+        asked = {"model": "m", "background": True, **onto}
+
+        status, told = await raw(
+            b, "POST", "/v1/responses", {**asked, "input": [{"type": "item_reference", "id": "msg_none"}]}
+        )
+        assert (status, told["error"]["param"]) == (404, "input")
+        assert "msg_none" in told["error"]["message"]
+
+        known = [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "and?"}]
+        made = await b.openai.responses.create(**asked, input=known)
+        assert (await finished(b, made.id)).status == "completed"
+        assert [text for _, text in said(b)][-1] == "and?"
+
+
 async def test_a_background_response_that_fails_says_so(box) -> None:
     async with box([Emit("par"), Fail("secret detail")]) as b:
         made = await b.openai.responses.create(model="m", input="hi", background=True)
@@ -385,7 +405,7 @@ async def test_O_27_file_search_is_an_item_with_results_and_citations_of_the_rig
     app = make_app(RAG, {"scripted_embedder": ScriptedEmbedder()}, folder=tmp_path)
     async with (
         serving(app) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(f"{url}/v1") as client,
     ):
         store = await client.vector_stores.create()
         for name, fact in (("a.txt", "The zebrafinch lives in Ulm."), ("b.txt", "The kumquat grows in Bonn.")):
