@@ -78,6 +78,9 @@ test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node;
 	|| { echo "error: apt-get could not install$$wanted; check the network, or install them by hand" >&2; exit 1; }
 	@$(MAKE) --no-print-directory $(NPM)
 
+# Where the environment forbids compiled files, each of the many processes would compile the project and its tests anew.
+test test-fast: export PYTHONDONTWRITEBYTECODE :=
+
 test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(VENV)/.s3 $(NPM) ## Run every test, the real model included
 	@$(BIN)/appliance models pull --config $(CONFIG)
 	$(call pytest,not model and not slow,$(TWO))

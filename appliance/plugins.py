@@ -9,9 +9,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -36,13 +38,19 @@ _T = TypeVar("_T")
 def installed() -> dict[str, EntryPoint]:
     """Every plugin that could be listed, by name. Raises PluginError when two share one."""
     found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=GROUP):
+    for point in _listed(tuple(sys.path)):
         if point.name in found and found[point.name].value != point.value:
             raise PluginError(
                 f"plugin {point.name} is provided twice ({found[point.name].value}, {point.value}); uninstall one"
             )
         found[point.name] = point
     return found
+
+
+@lru_cache(maxsize=4)
+def _listed(_path: tuple[str, ...]) -> EntryPoints:
+    """What is installed on this ``sys.path``; it is read from a file of each distribution, 7 ms here."""
+    return entry_points(group=GROUP)
 
 
 class Plugins:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import yaml
+from loopback import http_client
 
 from appliance.cli import main as cli
 from appliance.config import load
@@ -202,7 +203,6 @@ def test_asking_leaves_no_denial_in_the_audit_log(ask, in_database):
 
 async def test_the_answers_are_those_that_requests_get(tmp_path):
     """The same questions to a running app, over HTTP: allowed is what is neither 401, 403 nor 404."""
-    import httpx
 
     from appliance.explain import explain
     from appliance.runtime import build
@@ -210,7 +210,7 @@ async def test_the_answers_are_those_that_requests_get(tmp_path):
 
     app = make_app({**CONFIG, "plugins": ["api_keys", "rbac"], "plugin": {"api_keys": {"refresh": 0}}},
                    {"scripted": ScriptedPlugin()}, folder=tmp_path)  # fmt: skip
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(app) as url, http_client(base_url=url) as client:
         keys = KeyStore(app.state.runtime.database)
         made = [
             await keys.create(name="k", roles=roles, scopes=scopes, tenant=tenant, models=models)

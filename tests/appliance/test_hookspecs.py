@@ -9,7 +9,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
-import httpx
 import pytest
 from inline import (
     Everything,
@@ -25,7 +24,7 @@ from inline import (
     provides,
 )
 from litestar import get
-from loopback import assert_openai_error
+from loopback import assert_openai_error, http_client
 
 from appliance import hookspecs
 from appliance.config import parse
@@ -294,7 +293,7 @@ async def test_the_first_plugin_of_the_document_works_as_its_test_says(tmp_path,
         "models": [{"name": "m", "engine": "scripted"}],
     }
     app = make_app(config, plugins={"scripted": ScriptedPlugin([Emit("Hello")]), "shout": first}, folder=tmp_path)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(app) as url, http_client(base_url=url) as client:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         answer = (await client.post("/v1/chat/completions", json=body)).json()
         assert answer["choices"][0]["message"]["content"] == "Hello!!"

@@ -1,8 +1,8 @@
 """The ``api_keys`` plugin in a served app."""
 
-import httpx
 import pytest
 from eventually import eventually
+from loopback import http_client
 
 from appliance.plugin import KeyStore
 from appliance.testing import Emit, ScriptedPlugin, make_app, serving
@@ -23,7 +23,7 @@ async def app(tmp_path):
 
 @pytest.fixture
 async def client(app):
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as made:
+    async with serving(app) as url, http_client(base_url=url) as made:
         yield made
 
 
@@ -108,7 +108,7 @@ async def test_a_chat_that_names_stores_needs_to_be_allowed_to_search(tmp_path, 
     }
     plugins = {"scripted": ScriptedPlugin([Emit("fine")]), "scripted_embedder": ScriptedEmbedder()}
     app = make_app(config, plugins, folder=tmp_path)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(app) as url, http_client(base_url=url) as client:
         _, text = await KeyStore(app.state.runtime.database).create(name="k", roles=roles)
         ((_, authenticator),) = app.state.runtime.pipeline.authenticators
         await authenticator.refresh()

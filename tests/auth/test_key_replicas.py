@@ -15,6 +15,7 @@ import httpx
 import pytest
 import yaml
 from eventually import eventually
+from loopback import http_client
 from served import Served
 
 pytestmark = pytest.mark.slow
@@ -125,7 +126,7 @@ async def test_A15_a_key_revoked_amid_calls_to_all_replicas_never_comes_back(con
 
     async def until_refused(url: str) -> int:
         """Calls after the first refusal that got through."""
-        async with httpx.AsyncClient(base_url=url, timeout=20, headers=headers) as client:
+        async with http_client(base_url=url, timeout=20, headers=headers) as client:
             async with asyncio.timeout(60):
                 while (await client.get("/v1/models")).status_code == 200:
                     pass
@@ -142,7 +143,7 @@ async def test_a_stream_that_runs_when_its_key_is_revoked_runs_to_its_end(config
     headers = {"authorization": f"Bearer {made['key']}"}
     body = {**BODY, "model": "slow", "stream": True}
     async with (
-        httpx.AsyncClient(base_url=replicas[0], timeout=20, headers=headers) as client,
+        http_client(base_url=replicas[0], timeout=20, headers=headers) as client,
         client.stream("POST", "/v1/chat/completions", json=body) as reply,
     ):
         lines = reply.aiter_lines()

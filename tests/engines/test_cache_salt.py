@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
 from engine_upstream import UpstreamServer
 from hypothesis import given
 from hypothesis import strategies as st
+from loopback import http_client
 
 from appliance.config import parse
 from appliance.context import AppContext
@@ -135,7 +135,7 @@ async def test_B8_a_field_that_configuration_passes_on_is_no_way_round(
     model = {"name": "m", "engine": "openai", "pass_fields": ["cache_salt", "x_new"]}
     config = {"plugins": ["openai"], "models": [model | {"options": {"base_url": upstream.base_url}}]}
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "cache_salt": "mine", "x_new": 1}
-    async with serving(make_app(config, folder=tmp_path)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(make_app(config, folder=tmp_path)) as url, http_client(base_url=url) as client:
         assert (await client.post("/v1/chat/completions", json=body | {"stream": True})).status_code == 200
         refused = await client.post("/v1/chat/completions", json=body | {"cache_salt": "x" * 1025})
     assert upstream.exchanges[-1].body["x_new"] == 1

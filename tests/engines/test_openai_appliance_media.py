@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from loopback import assert_openai_error
+from loopback import assert_openai_error, openai_client
 
 from appliance.testing import Emit, ScriptedPlugin, make_app, serving
 from appliance.testing.scripted_media import PNG
@@ -45,7 +45,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         front = make_app({"plugins": ["openai"], "models": [model]}, folder=tmp_path / "front")
         async with (
             serving(front) as url,
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client,
+            openai_client(f"{url}/v1", timeout=20) as client,
         ):
             yield Pair(client, studio)
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 from client_types import exactly
 from engine_upstream import Exchange, UpstreamServer, event, heard_by_vllm
-from loopback import assert_openai_error
+from loopback import assert_openai_error, openai_client
 from openai.types import ImageGenStreamEvent, ImagesResponse
 from openai.types.audio import Transcription, TranscriptionStreamEvent
 
@@ -302,7 +302,7 @@ async def client(tmp_path: Path, upstream: UpstreamServer) -> AsyncIterator[open
     app = make_app(config, folder=tmp_path)
     async with (
         serving(app) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client,
+        openai_client(f"{url}/v1", timeout=20) as client,
     ):
         yield client
 

@@ -4,9 +4,9 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import httpx
 import pytest
 from eventually import eventually
+from loopback import http_client
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.trace import SpanKind, StatusCode
@@ -226,7 +226,7 @@ async def spans_of(app, count: int):
 async def test_o36_one_server_span_reaches_to_the_last_byte_and_none_is_made_for_a_chunk():
     script = [Emit("one "), Wait(0.3), Emit("two "), Wait(0.3), Emit("three")]
     app = make_app(CONFIG, {"scripted": ScriptedPlugin(script)})
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(app) as url, http_client(base_url=url) as client:
         reply = await client.post("/v1/chat/completions", json=BODY, headers={"traceparent": TRACEPARENT})
         assert "three" in reply.text
         spans = await spans_of(app, 1)
@@ -241,7 +241,7 @@ async def test_o36_one_server_span_reaches_to_the_last_byte_and_none_is_made_for
 
 async def test_o36_a_dropped_stream_ends_its_span_at_the_drop():
     app = make_app(CONFIG, {"scripted": ScriptedPlugin([Emit("one "), Wait(30), Emit("two")])})
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(app) as url, http_client(base_url=url) as client:
         async with client.stream("POST", "/v1/chat/completions", json=BODY) as reply:
             async for line in reply.aiter_lines():
                 if "one" in line:
@@ -253,7 +253,7 @@ async def test_o36_a_dropped_stream_ends_its_span_at_the_drop():
 
 async def test_o36_a_stream_that_fails_in_the_middle_is_an_error_though_http_was_200():
     app = make_app(CONFIG, {"scripted": ScriptedPlugin([Emit("one "), Fail()])})
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(app) as url, http_client(base_url=url) as client:
         assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
         (server,) = [span for span in await spans_of(app, 1) if span.kind is SpanKind.SERVER]
     assert server.status.status_code is StatusCode.ERROR

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import httpx
 import pytest
 from eventually import eventually
+from loopback import http_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.plugin import Call, CallRecord, ChatRequest, Gauge, Gauges, Usage
@@ -163,7 +164,7 @@ async def metrics_when(client: httpx.AsyncClient, total: float) -> str:
 async def test_o35_outcomes_and_times_add_up_over_http():
     plugin = ScriptedPlugin(script)
     began = time.monotonic()
-    async with serving(make_app(CONFIG, {"scripted": plugin})) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(make_app(CONFIG, {"scripted": plugin})) as url, http_client(base_url=url) as client:
         client.timeout = 20
         calls = [ask(client, "good", stream=True) for _ in range(10)]
         calls += [ask(client, "good", stream=False) for _ in range(10)]
@@ -191,7 +192,7 @@ async def test_o35_outcomes_and_times_add_up_over_http():
 async def test_metrics_want_a_credential_like_all_other_routes(tmp_path):
     config = {"plugins": ["api_keys", "rbac", "prometheus"], "models": [], "plugin": {"api_keys": {"refresh": 0}}}
     app = make_app(config, folder=tmp_path)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(app) as url, http_client(base_url=url) as client:
         assert (await client.get("/metrics")).status_code == 200
         from appliance.plugin import KeyStore
 

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx
+from loopback import http_client
 
 from oidc.browser import Browser
 
@@ -123,7 +124,7 @@ class OidcProvider:
 
     def client(self) -> httpx.AsyncClient:
         """A client for its endpoints."""
-        return httpx.AsyncClient(base_url=self.issuer, timeout=20, verify=False)
+        return http_client(base_url=self.issuer, timeout=20, verify=False)
 
     # -- tokens --------------------------------------------------------------------------------------------
 

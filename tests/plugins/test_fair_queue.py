@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from eventually import eventually
 from inline import Everything, Keys, Notebook, provides
-from loopback import MODEL
+from loopback import MODEL, http_client
 
 from appliance.config import parse
 from appliance.plugin import (
@@ -236,7 +236,7 @@ async def test_B13_a_flood_at_most_doubles_the_first_token_time_of_another_tenan
     script = [Wait(0.25), *(step for _ in range(3) for step in (Emit("word "), Wait(0.02)))]
     app = served(script, {"max_running": 4, "reserved": 1}, **guarded())
     limits = httpx.Limits(max_connections=100)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=60, limits=limits) as client:
         unloaded = [await first_token(client, "b") for _ in range(20)]
 
         async def flood() -> None:
@@ -268,7 +268,7 @@ async def test_a_full_queue_is_a_429_with_retry_after_within_50_ms():
     """The quickest of twenty says how long it takes: others may have met a busy machine."""
     gate = asyncio.Event()
     app = served([Hold(gate), Emit("word")], {"max_running": 1, "reserved": 0, "max_queued": 1}, **guarded())
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         await client.get("/livez")
         taken = [asyncio.create_task(chat(client)) for _ in range(2)]
         await eventually(lambda: depth(client))
@@ -291,7 +291,7 @@ async def test_a_client_that_leaves_the_queue_is_out_of_it_at_once_and_costs_the
     config["plugin"] = {"fair_queue": {"max_running": 1, "reserved": 0}, "prometheus": {"public": True}}
     async with (
         serving(make_app(config, {"scripted": plugin})) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as client,
+        http_client(base_url=url, timeout=20) as client,
     ):
         first = asyncio.create_task(chat(client))
         await eventually(lambda: plugin.engines and plugin.engine.running)
@@ -326,7 +326,7 @@ BREAKS = {
 async def test_O_32_the_place_comes_back_whatever_became_of_the_call(what):
     script, fields = BREAKS[what]
     app = served(script, {"max_running": 1, "reserved": 0, "max_queued": 0}, **guarded())
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         statuses = {
             (await client.post("/v1/chat/completions", json=BODY | fields, headers=as_("a"))).status_code
             for _ in range(3)
@@ -347,7 +347,7 @@ async def test_O_32_the_place_comes_back_when_the_client_leaves_before_and_in_mi
                 if word and word in line:
                     return
 
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         for _ in range(3):
             reading = asyncio.create_task(read_to_the_word(client))
             if word:
@@ -367,7 +367,7 @@ async def test_how_long_a_call_waited_is_in_its_record():
     notes = Notebook()
     gate = asyncio.Event()
     app = served([Hold(gate), Emit("word")], {"max_running": 1, "reserved": 0}, **guarded(recorders=[notes]))
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         calls = [asyncio.create_task(chat(client)) for _ in range(2)]
         await eventually(lambda: depth(client))
         await asyncio.sleep(0.3)

@@ -4,8 +4,8 @@ import asyncio
 import json
 import time
 
-import httpx
 import pytest
+from loopback import http_client
 
 from appliance.testing import CallTool, Emit, Hold, ScriptedPlugin, Wait, make_app, serving
 
@@ -22,7 +22,7 @@ def body(text: str = "hi", *, stream: bool = True, **fields):
 
 async def ask(script, json_body):
     plugin = ScriptedPlugin(script)
-    async with serving(make_app(CONFIG, {"scripted": plugin})) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(make_app(CONFIG, {"scripted": plugin})) as url, http_client(base_url=url) as client:
         reply = await client.post("/v1/chat/completions", json=json_body)
     return reply, plugin.engine
 
@@ -73,7 +73,7 @@ async def test_o39_ordinary_text_keeps_streaming_while_the_filter_is_on():
     words = 0
     async with (
         serving(app) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as client,
+        http_client(base_url=url, timeout=20) as client,
         client.stream("POST", "/v1/chat/completions", json=body()) as reply,
     ):
         async for line in reply.aiter_lines():

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 from eventually import eventually
+from loopback import http_client
 
 from appliance.audit import ACTIONS
 from appliance.http.routes import TABLE
@@ -65,7 +66,7 @@ async def serve(tmp_path, **settings):
     async with serving(app) as base:
         keys = KeyStore(app.state.runtime.database)
         await keys.create(name="first")
-        async with httpx.AsyncClient(base_url=base) as client:
+        async with http_client(base_url=base) as client:
             await eventually(lambda: _guarded(client))
         yield Served(app, base, keys)
 
@@ -82,7 +83,7 @@ async def served(tmp_path):
 
 @pytest.fixture
 async def client(served):
-    async with httpx.AsyncClient(base_url=served.base, timeout=30) as made:
+    async with http_client(base_url=served.base, timeout=30) as made:
         yield made
 
 
@@ -164,7 +165,7 @@ class BouncerPlugin:
 
 async def test_a_good_credential_of_somebody_who_is_not_served_is_recorded(tmp_path) -> None:
     app = make_app({"plugins": ["rbac"]}, {"bouncer": BouncerPlugin()}, folder=tmp_path)
-    async with serving(app) as base, httpx.AsyncClient(base_url=base) as client:
+    async with serving(app) as base, http_client(base_url=base) as client:
         assert (await client.get("/v1/models")).status_code == 403
         served = Served(app, base, KeyStore(app.state.runtime.database))
         (record,) = await served.eventually(action="authentication")
@@ -322,7 +323,7 @@ async def test_the_same_query_has_the_same_hash_which_is_not_its_plain_sha256(se
 async def test_with_retrieval_write_nothing_is_shown_that_the_log_does_not_hold(tmp_path, monkeypatch) -> None:
     async with (
         serve(tmp_path, audit={"retrieval": "write"}) as served,
-        httpx.AsyncClient(base_url=served.base, timeout=30) as client,
+        http_client(base_url=served.base, timeout=30) as client,
     ):
         _, headers = await served.key()
         _, store = await fill(client, headers)
@@ -471,7 +472,7 @@ def test_every_route_that_changes_or_shows_documents_has_its_action_in_the_log()
 
 
 async def test_a_flood_of_refusals_is_a_hundred_entries_and_a_number(tmp_path) -> None:
-    async with serve(tmp_path) as served, httpx.AsyncClient(base_url=served.base) as client:
+    async with serve(tmp_path) as served, http_client(base_url=served.base) as client:
         await served.key()
         for _ in range(110):
             answer = await client.get("/v1/models", headers={"authorization": "Bearer wrong"})

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from batch_kit import chat_line, checked, ended, lines_of, start
 from eventually import eventually
+from loopback import openai_client
 from openai import AsyncOpenAI
 from served import Served
 
@@ -27,7 +28,7 @@ def configured(tmp_path: Path, delay: float, concurrency: int = 4) -> Path:
 
 
 def client_of(served: Served) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=30)
+    return openai_client(f"{served.url}/v1", timeout=30)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import pytest
 from engine_upstream import Exchange, UpstreamServer, event, hello_events
 from every_route import CONFIG, GENERATING, HELLO, Api, AsTheyCome, every_route, label, template
 from inline import provides
-from loopback import Box, box, sse_events
+from loopback import Box, box, http_client, sse_events
 
 from appliance.http.internal import ROUTES, ask
 from appliance.http.media import FormRoute
@@ -298,7 +298,7 @@ async def remote(folder: Path, arrange: Any) -> AsyncIterator[httpx.AsyncClient]
     model = {"name": "m", "engine": "openai", "tasks": ["transcription"], "options": {"base_url": upstream.base_url}}
     app = make_app({"plugins": ["openai"], "models": [model]}, folder=folder)
     try:
-        async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+        async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
             yield client
     finally:
         server.close()

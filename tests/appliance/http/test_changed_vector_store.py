@@ -11,7 +11,7 @@ import httpx
 import pytest
 from eventually import eventually
 from inline import provides
-from loopback import assert_openai_error
+from loopback import assert_openai_error, http_client
 
 from appliance.circuit import FAILURES
 from appliance.plugin import RetrievalUnavailable
@@ -95,7 +95,7 @@ async def box(
         "retrieval": {"vector_store": chosen, **options},
     }
     app = make_app(config, plugins, folder=folder)
-    async with serving(app) as url, httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as client:
+    async with serving(app) as url, http_client(base_url=f"{url}/v1", timeout=30) as client:
         yield Box(client, app.state.runtime)
 
 

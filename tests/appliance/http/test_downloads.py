@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import httpx
 import pytest
 import pytest_asyncio
+from loopback import http_client
 
 from appliance.testing import ScriptedPlugin, make_app, serving
 
@@ -28,7 +29,7 @@ POLYGLOTS = {
 async def client(tmp_path_factory):
     config = {"plugins": [], "models": [{"name": "m", "engine": "scripted"}]}
     app = make_app(config, {"scripted": ScriptedPlugin()}, folder=tmp_path_factory.mktemp("app"))
-    async with serving(app) as url, httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as made:
+    async with serving(app) as url, http_client(base_url=f"{url}/v1", timeout=30) as made:
         yield made
 
 

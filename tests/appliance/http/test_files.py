@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import openai
 import pytest
 from eventually import eventually
+from loopback import http_client, openai_client
 
 from appliance.testing import make_app, serving
 from appliance.testing.scripted_embedder import ScriptedEmbedder
@@ -33,13 +33,13 @@ async def base(tmp_path):
 
 @pytest.fixture
 async def client(base):
-    async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as made:
+    async with openai_client(f"{base}/v1") as made:
         yield made
 
 
 @pytest.fixture
 async def raw(base):
-    async with httpx.AsyncClient(base_url=base, timeout=30) as made:
+    async with http_client(base_url=base, timeout=30) as made:
         yield made
 
 
@@ -270,7 +270,7 @@ from appliance.testing.scripted_embedder import ScriptedEmbedder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 async def main():
     app = make_app({CONFIG!r}, {{"scripted_embedder": ScriptedEmbedder()}}, folder=Path({str(tmp_path)!r}))
-    async with serving(app) as base, httpx.AsyncClient(base_url=base, timeout=30) as client:
+    async with serving(app) as base, http_client(base_url=base, timeout=30) as client:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, resource.RLIM_INFINITY))
         purpose = {{"purpose": "assistants"}}
         big = await client.post("/v1/files", data=purpose, files={{"file": ("a.txt", b"x" * 8_000_000)}})

@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 from guarded import CONFIG as ALL_PLUGINS
-from loopback import assert_openai_error
+from loopback import assert_openai_error, http_client
 from msgspec import inspect
 
 from appliance.http import openapi
@@ -108,7 +107,7 @@ async def test_B4_there_is_no_administration_on_the_data_port(tmp_path):
     config = {**ALL_PLUGINS, "plugins": plugins, "auth": {}, "plugin": {"api_keys": {"refresh": 0}}}
     given = {"scripted": ScriptedPlugin(), "scripted_embedder": ScriptedEmbedder()}
     app = make_app(config, given, folder=tmp_path)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         for path in ADMINISTRATION:
             for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
                 reply = await client.request(method, path, json={} if method != "GET" else None)

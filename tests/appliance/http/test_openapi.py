@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
+from loopback import http_client
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from appliance.http import hot, openapi
@@ -106,5 +106,5 @@ def test_limits_of_fields_are_in_the_schemas():
 
 async def test_it_is_served_as_it_is(tmp_path):
     app = make_app({"models": [{"name": "m", "engine": "scripted"}], "plugins": ["scripted"]}, folder=tmp_path)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(app) as url, http_client(base_url=url) as client:
         assert (await client.get("/openapi.json")).json() == DOCUMENT

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 from inline import Notebook, Slots, provides
-from loopback import assert_openai_error
+from loopback import assert_openai_error, http_client
 
 from appliance.plugin import Call, Generation, Passage
 from appliance.testing import ScriptedPlugin, make_app, serving
@@ -52,7 +52,7 @@ async def asked(tmp_path, config=None, **plugins) -> AsyncIterator[tuple[httpx.A
     reranker = Overlap()
     own = provides(rerankers={"own": lambda spec, context: reranker})
     app = make_app(config or CONFIG, {"scripted": ScriptedPlugin(), "own": own, **plugins}, folder=tmp_path)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         yield client, reranker
 
 

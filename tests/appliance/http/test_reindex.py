@@ -12,6 +12,7 @@ import httpx
 import pytest
 from eventually import eventually
 from inline import provides
+from loopback import http_client
 from reindex_kit import new_model, old_model
 from sqlalchemy import update
 
@@ -61,7 +62,7 @@ async def box(folder, **changes: object) -> AsyncIterator[Box]:
     embedders = {"old": old_model(), "new": new_model()}
     factories = {name: lambda spec, context, made=made: made for name, made in embedders.items()}
     app = make_app(CONFIG | changes, {"two": provides(embedders=factories)}, folder=folder)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=30) as client:
         yield Box(client, app)
 
 

@@ -9,6 +9,7 @@ import msgspec
 import openai
 import pytest
 from inline import provides
+from loopback import openai_client
 
 from appliance.plugin import ConfigError, Passage, StartError
 from appliance.testing import make_app, make_runtime, serving
@@ -51,7 +52,7 @@ async def searched(tmp_path, reranker: object) -> AsyncIterator[Callable]:
     app = make_app(CONFIG, {"scripted_embedder": ScriptedEmbedder(), "own": own}, folder=tmp_path)
     async with (
         serving(app) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(f"{url}/v1") as client,
     ):
         store = (await client.vector_stores.create()).id
         for text in TEXTS:

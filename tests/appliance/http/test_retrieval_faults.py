@@ -11,7 +11,7 @@ import httpx
 import pytest
 from eventually import eventually
 from inline import provides
-from loopback import assert_openai_error
+from loopback import assert_openai_error, http_client
 
 from appliance import circuit
 from appliance.plugin import Call, Chunk, Generation, OutOfSpace, RetrievalUnavailable
@@ -125,7 +125,7 @@ async def box(folder: Any) -> AsyncIterator[Box]:
     }
     async with (
         serving(make_app(config, plugins, folder=folder)) as url,
-        httpx.AsyncClient(base_url=url, timeout=30) as client,
+        http_client(base_url=url, timeout=30) as client,
     ):
         made = Box(client, backend)
         made.store = (await client.post("/v1/vector_stores", json={"name": "s"})).json()["id"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 import pytest_asyncio
 from eventually import until
+from loopback import http_client
 
 from appliance.testing import make_app, serving
 from appliance.testing.scripted_embedder import ScriptedEmbedder
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def searching(tmp_path_factory):
     """``await searching(query, **ranking)``: the texts found in a store with one long file and two that are alike."""
     app = make_app(CONFIG, {"scripted_embedder": ScriptedEmbedder()}, folder=tmp_path_factory.mktemp("app"))
-    async with serving(app) as url, httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as client:
+    async with serving(app) as url, http_client(base_url=f"{url}/v1", timeout=30) as client:
         store = (await client.post("/vector_stores", json={})).json()["id"]
         texts = [" ".join(SENTENCES), "pumps need oil each week", "pumps need oil each week too", "pumps need water"]
         for i, text in enumerate(texts):

@@ -1,8 +1,8 @@
 """A search of a vector store takes the same path as a chat: limits, filters, records."""
 
 import httpx
-import openai
 import pytest
+from loopback import http_client, openai_client
 
 from appliance.plugin import CallRecord, hookimpl
 from appliance.testing import make_app, serving
@@ -47,7 +47,7 @@ async def base(tmp_path, notes):
 @pytest.fixture
 async def store(base):
     """Its id, and a file in it: one passage with a blocked term, one with an address."""
-    async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client:
+    async with openai_client(f"{base}/v1") as client:
         made = await client.vector_stores.create()
         words = " ".join(f"word{i}" for i in range(90))
         text = f"A kumquat tree. {words}\n\nzebrafinch writes to ann@example.org {words}"
@@ -58,7 +58,7 @@ async def store(base):
 
 
 async def search(base: str, store: str, query: str) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=f"{base}/v1", timeout=20) as client:
+    async with http_client(base_url=f"{base}/v1", timeout=20) as client:
         return await client.post(f"/vector_stores/{store}/search", json={"query": query})
 
 
@@ -85,7 +85,7 @@ async def test_filters_see_the_question_and_the_passages(base, store):
 
 
 async def test_the_indexed_text_of_a_file_passes_the_filters_too(base, store):
-    async with httpx.AsyncClient(base_url=f"{base}/v1") as client:
+    async with http_client(base_url=f"{base}/v1") as client:
         content = (await client.get(f"/vector_stores/{store[0]}/files/{store[1]}/content")).json()
     text = " ".join(part["text"] for part in content["data"])
     assert "zebrafinch writes to ***" in text
@@ -100,7 +100,7 @@ async def test_a_search_is_recorded_also_when_it_is_refused(base, store, notes):
     assert good.call.passages
     assert good.call.queries == ("zebrafinch",)
     assert (bad.outcome, bad.status, bad.error_type) == ("refused", 400, "Blocked")
-    async with httpx.AsyncClient(base_url=base) as client:
+    async with http_client(base_url=base) as client:
         metrics = (await client.get("/metrics")).text
     assert 'appliance_requests_total{model="words",operation="search",outcome="success"} 1.0' in metrics
     assert "appliance_requests_in_flight 0.0" in metrics

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import httpx
 import pytest
 import pytest_asyncio
 from eventually import eventually
 from inline import Keys, provides
+from loopback import http_client
 
 from appliance.plugin import Principal
 from appliance.testing import Emit, ScriptedPlugin, make_app, serving
@@ -42,7 +42,7 @@ async def client(tmp_path_factory):
         "keys": provides(authenticators=[Keys(CALLERS)]),
     }
     app = make_app(CONFIG, plugins, folder=tmp_path_factory.mktemp("app"))
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as made:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as made:
         yield made
 
 

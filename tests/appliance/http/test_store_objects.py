@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 import msgspec
-import openai
 import pytest
 import pytest_asyncio
 from client_types import exactly
 from eventually import eventually
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loopback import http_client, openai_client
 from openai.types import VectorStore, VectorStoreDeleted, VectorStoreSearchResponse
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch, VectorStoreFileDeleted
 from openai.types.vector_stores.file_content_response import FileContentResponse
@@ -53,13 +53,13 @@ async def base(app):
 
 @shared
 async def raw(base):
-    async with httpx.AsyncClient(base_url=f"{base}/v1", timeout=30) as made:
+    async with http_client(base_url=f"{base}/v1", timeout=30) as made:
         yield made
 
 
 @shared
 async def client(base):
-    async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as made:
+    async with openai_client(f"{base}/v1") as made:
         yield made
 
 

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from eventually import eventually
 from inline import Everything, Keys, provides
+from loopback import http_client
 from sqlalchemy import select
 from statements import noted
 
@@ -145,8 +146,7 @@ async def world(tmp_path_factory):
     app = make_app(CONFIG, plugins, folder=tmp_path_factory.mktemp("tenants"))
     async with serving(app) as url:
         clients = {
-            name: httpx.AsyncClient(base_url=url, timeout=30, headers={"authorization": f"Bearer {name}"})
-            for name in CALLERS
+            name: http_client(base_url=url, timeout=30, headers={"authorization": f"Bearer {name}"}) for name in CALLERS
         }
         handbook, own = await fill(clients["a"], "handbook"), await fill(clients["b"], "of b")
         private = await fill(clients["a"], "private")

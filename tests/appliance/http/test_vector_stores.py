@@ -2,10 +2,10 @@
 
 import asyncio
 
-import httpx
 import openai
 import pytest
 import pytest_asyncio
+from loopback import http_client, openai_client
 
 from appliance.testing import make_app, serving
 from appliance.testing.scripted_embedder import ScriptedEmbedder
@@ -38,13 +38,13 @@ async def base(app):
 
 @shared
 async def client(base):
-    async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as made:
+    async with openai_client(f"{base}/v1") as made:
         yield made
 
 
 @shared
 async def raw(base):
-    async with httpx.AsyncClient(base_url=f"{base}/v1", timeout=30) as made:
+    async with http_client(base_url=f"{base}/v1", timeout=30) as made:
         yield made
 
 
@@ -347,7 +347,7 @@ async def test_a_batch_with_settings_of_each_file_is_listed_and_counted(client) 
 async def test_a_cancelled_batch_keeps_what_is_done(tmp_path) -> None:
     embedder = ScriptedEmbedder(batch_size=1)
     app = make_app(CONFIG, {"scripted_embedder": embedder}, folder=tmp_path)
-    async with serving(app) as base, openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none") as client:
+    async with serving(app) as base, openai_client(f"{base}/v1") as client:
         store = (await client.vector_stores.create()).id
         done = await attach(client, store, "zebrafinch done")
         embedder.hold_from = len(embedder.calls)
@@ -381,7 +381,7 @@ async def test_an_expiring_store_says_when_and_refuses_afterwards(client, app) -
 
 async def test_without_retrieval_the_routes_say_what_to_set(tmp_path) -> None:
     app = make_app({"plugins": []}, {}, folder=tmp_path)
-    async with serving(app) as base, httpx.AsyncClient(base_url=f"{base}/v1") as raw:
+    async with serving(app) as base, http_client(base_url=f"{base}/v1") as raw:
         answer = await raw.post("/vector_stores", json={})
         assert answer.status_code == 503
         assert "retrieval.vector_store" in answer.json()["error"]["message"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-import httpx
 import msgspec
 import pytest
+from loopback import http_client
 
 from appliance.config import parse
 from appliance.errors import ConfigError
@@ -28,7 +28,7 @@ async def search(folder, script, queries: list[str], **settings) -> list[str]:
     plugins = {"scripted_embedder": ScriptedEmbedder(), "scripted": ScriptedPlugin(script)}
     async with (
         serving(make_app(config, plugins, folder=folder)) as url,
-        httpx.AsyncClient(base_url=f"{url}/v1", timeout=30) as client,
+        http_client(base_url=f"{url}/v1", timeout=30) as client,
     ):
         store = (await client.post("/vector_stores", json={})).json()["id"]
         body = {"query": queries, "rewrite_query": True}

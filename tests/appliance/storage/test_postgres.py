@@ -6,10 +6,9 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 
-import httpx
 import pytest
 from eventually import eventually
-from loopback import assert_openai_error
+from loopback import assert_openai_error, http_client
 from postgres import Postgres
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError
@@ -135,7 +134,7 @@ async def test_a_server_that_cannot_be_used_stops_the_start_in_one_line_without_
 
 async def test_requests_get_503_and_readyz_says_why_while_the_server_is_away(server, tmp_path) -> None:
     app = make_app({"database": server.database()}, folder=tmp_path)
-    async with serving(app) as base, httpx.AsyncClient(base_url=base, timeout=20) as client:
+    async with serving(app) as base, http_client(base_url=base, timeout=20) as client:
         made = await client.post("/v1/files", files={"file": ("a.txt", b"a")}, data={"purpose": "assistants"})
         assert (await client.get("/readyz")).status_code == 200
         await asyncio.to_thread(server.kill)
@@ -157,7 +156,7 @@ async def test_requests_get_503_and_readyz_says_why_while_the_server_is_away(ser
 
 async def test_a_nul_character_is_the_clients_fault(postgres, tmp_path) -> None:
     app = make_app({"database": postgres.database()}, folder=tmp_path)
-    async with serving(app) as base, httpx.AsyncClient(base_url=base, timeout=20) as client:
+    async with serving(app) as base, http_client(base_url=base, timeout=20) as client:
         for path in ("/v1/files/file-%00", "/v1/files?purpose=%00", "/v1/files?after=%00"):
             assert_openai_error(await client.get(path), 400)
     database = Database(postgres.database())

@@ -4,10 +4,10 @@ import json
 from collections import Counter
 from itertools import pairwise
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loopback import http_client
 from oauth_kit import AUDIENCE, Clock, bearer, issuing, key, signed, trusting
 
 from appliance.plugin import Forbidden, Principal, Unauthenticated
@@ -114,7 +114,7 @@ async def test_A7_a_sample_of_them_over_http_gives_200_401_or_403(issuer, tmp_pa
         "plugin": {"oauth": {"issuers": [options(issuer)]}},
     }
     app = make_app(config, {"scripted": ScriptedPlugin([Emit("fine")])}, folder=tmp_path)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         seen = {(await client.get("/v1/models", headers=bearer(text))).status_code for text in made}
     assert seen <= {200, 401, 403}
     assert len(seen) > 1

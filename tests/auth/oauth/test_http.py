@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from engine_upstream import UpstreamServer, hello
 from eventually import eventually
+from loopback import http_client
 from oauth_kit import bearer, issuing, key, signed
 
 from appliance.plugin import KeyStore
@@ -52,7 +53,7 @@ def config(*issuers, plugins=("api_keys", "oauth", "rbac"), server=None, models=
 async def client_of(settings, folder, script=None):
     """A client of a served app; ``client.app`` is the app."""
     app = make_app(settings, {"scripted": ScriptedPlugin(script or [Emit("fine")])}, folder=folder)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         client.app = app
         yield client
 

@@ -3,9 +3,9 @@
 import time
 from contextlib import asynccontextmanager
 
-import httpx
 import oidc as oidc_provider
 import pytest
+from loopback import http_client
 from oauth_kit import bearer
 
 from appliance.testing import Emit, ScriptedPlugin, make_app, serving
@@ -34,7 +34,7 @@ async def client_of(issuer, folder):
         "plugin": {"oauth": {"issuers": [issuer]}},
     }
     app = make_app(config, {"scripted": ScriptedPlugin([Emit("fine")])}, folder=folder)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         client.authenticate = app.state.runtime.pipeline.authenticate
         yield client
 

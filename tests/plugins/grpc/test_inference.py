@@ -6,12 +6,12 @@ import asyncio
 
 import grpc
 import msgspec
-import openai
 import pytest
 from eventually import eventually
 from google.protobuf.struct_pb2 import Struct
 from grpc_kit import MODELS, grpc_box
 from inline import provides
+from loopback import openai_client
 
 from appliance.testing import Emit
 from appliance.testing.scripted import CallTool, Fail, Hold
@@ -206,7 +206,7 @@ async def test_a_store_is_searched_with_filters_and_nothing_but_a_store(tmp_path
     config = {"plugins": ["memory", "documents", "tokens"], "retrieval": {"vector_store": "memory"}}
     async with (
         grpc_box(tmp_path, config=config) as box,
-        openai.AsyncOpenAI(base_url=f"{box.url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(f"{box.url}/v1") as client,
     ):
         store = await client.vector_stores.create(name="s")
         for name, year in (("zebra", 1), ("zebras", 2)):

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 from eventually import eventually
+from loopback import http_client
 
 from appliance.plugin import Allowance, KeyStore
 from appliance.testing import Emit, ScriptedPlugin, make_app, serving
@@ -25,7 +26,7 @@ CONFIG = {
 async def served(tmp_path):
     """A client, and what makes keys."""
     app = make_app(CONFIG, {"scripted": ScriptedPlugin([Emit("fine")])}, folder=tmp_path)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as client:
         keys = KeyStore(app.state.runtime.database)
         await keys.create(name="first")
 

@@ -5,9 +5,9 @@ import json
 import re
 from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 from eventually import eventually
+from loopback import http_client
 
 from appliance.plugin import Call, EngineTimeout, hookimpl
 from appliance.testing import Emit, Fail, ScriptedPlugin, Wait, make_app, serving
@@ -61,7 +61,7 @@ async def client(request, plugin):
         limits |= {"redis": request.getfixturevalue("redis").url, "redis_timeout": 5}
     config = {**CONFIG, "plugin": {**CONFIG["plugin"], "limits": limits}}
     app = make_app(config, {"scripted": plugin, "broken_filter": BrokenFilter()})
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as made:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as made:
         yield made
 
 
@@ -141,7 +141,7 @@ async def budgeted(script, **limits):
     }
     async with (
         serving(make_app(config, {"scripted": plugin})) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as client,
+        http_client(base_url=url, timeout=20) as client,
     ):
         yield client, plugin.engine
 
@@ -243,7 +243,7 @@ async def test_days_survive_a_restart(tmp_path):
     statuses = []
     for _ in range(3):
         app = make_app(config, {"scripted": ScriptedPlugin([Emit("fine")])}, folder=tmp_path)
-        async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+        async with serving(app) as url, http_client(base_url=url) as client:
             statuses.append((await post(client, body("good"))).status_code)
     assert statuses == [200, 200, 429]
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from eventually import eventually
 from limits_kit import call_of, limits
+from loopback import http_client
 from redis_server import RedisServer
 from served import Served
 
@@ -41,7 +42,7 @@ async def replicas(count: int, redis: RedisServer, script, **settings):
         for _ in range(count):
             app = make_app(config(redis, **settings), {"scripted": ScriptedPlugin(script)})
             url = await held.enter_async_context(serving(app))
-            clients.append(await held.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20)))
+            clients.append(await held.enter_async_context(http_client(base_url=url, timeout=20)))
         yield clients
 
 
@@ -86,7 +87,7 @@ async def test_O_32_the_places_of_a_killed_replica_come_free_by_themselves(redis
     path.write_text(yaml.safe_dump({**settings, "plugins": ["limits", "scripted"]}))
     async with replicas(1, redis, [Emit("fine")], lease=4, key={"max_concurrent": 2}) as (other,):
         with Served(path) as served:
-            async with httpx.AsyncClient(base_url=served.url, timeout=20) as client:
+            async with http_client(base_url=served.url, timeout=20) as client:
                 held = [asyncio.create_task(ask(client)) for _ in range(2)]
 
                 def full() -> bool:

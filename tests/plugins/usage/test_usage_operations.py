@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from eventually import eventually
-from loopback import build_app
+from loopback import build_app, http_client
 
 from appliance.testing import Emit, serving
 from appliance.testing.scripted_embedder import ScriptedEmbedder
@@ -28,7 +28,7 @@ LEAVE = "Everybody has thirty days of leave a year and may carry five of them ov
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     app, _ = build_app(tmp_path, [Emit("yes")], CONFIG, scripted_embedder=ScriptedEmbedder())
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=20) as made:
+    async with serving(app) as url, http_client(base_url=url, timeout=20) as made:
         yield made
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from eventually import eventually
-from loopback import build_app
+from loopback import build_app, http_client
 from postgres import Postgres
 
 from appliance.testing import Emit, serving
@@ -37,7 +37,7 @@ async def replicas(tmp_path: Path, postgres: Postgres) -> AsyncIterator[list[htt
         for i in range(REPLICAS):
             app, _ = build_app(tmp_path / str(i), [Emit("one "), Emit("two")], config(url))
             base = await held.enter_async_context(serving(app))
-            clients.append(await held.enter_async_context(httpx.AsyncClient(base_url=base, timeout=20)))
+            clients.append(await held.enter_async_context(http_client(base_url=base, timeout=20)))
         yield clients
 
 
@@ -68,7 +68,7 @@ async def test_three_replicas_add_up(replicas: list[httpx.AsyncClient]) -> None:
 async def test_a_database_that_is_killed_loses_no_call_and_doubles_none(tmp_path: Path) -> None:
     with Postgres() as server:
         app, _ = build_app(tmp_path, [Emit("one")], config(server.database()))
-        async with serving(app) as base, httpx.AsyncClient(base_url=base, timeout=60) as client:
+        async with serving(app) as base, http_client(base_url=base, timeout=60) as client:
             for i in range(40):
                 await ask(client)
                 if i == 20:
