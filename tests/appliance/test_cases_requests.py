@@ -12,9 +12,10 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inline import Notebook, provides
+from inline import Keys, Notebook, provides
 from loopback import HELLO, assert_openai_error, build_app, connection, served_in_thread, text_of
 
+from appliance.plugin import Principal
 from appliance.testing import Emit
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, message_text
 
@@ -205,6 +206,17 @@ async def test_o11_a_chunked_body_that_never_ends_is_413_at_the_limit(box):
             writer.write(b"2710\r\n" + b" " * 10_000 + b"\r\n")
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
         assert head.startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("length", [b"content-length: 8000000", b"transfer-encoding: chunked"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, EMBEDDINGS, "/v1/responses", "/v1/messages", "/v1/moderations"])
+async def test_c2_nothing_large_is_read_of_somebody_who_may_use_no_model(box, path, length):
+    keys = Keys({"good": Principal(id="k", roles=("auditor",))})
+    async with box(None, {"plugins": ["rbac"]}, keys=provides(authenticators=[keys])) as b:
+        head = b"POST %b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer good\r\n%b\r\n\r\n"
+        async with connection(b.url) as (reader, writer):
+            writer.write(head % (path.encode(), length))
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)).startswith(b"HTTP/1.1 403 ")
 
 
 async def test_o11_the_limit_is_what_the_configuration_says(box):
