@@ -377,7 +377,18 @@ def direct(tmp_path_factory):
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     with asyncio.Runner() as runner:
         client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+        started, over = asyncio.Event(), asyncio.Event()
+
+        async def run() -> None:  # one task: what it begins ends in it
+            async with app.lifespan():
+                started.set()
+                await over.wait()
+
+        running = runner.get_loop().create_task(run())
+        runner.run(started.wait())
         yield lambda path, body: runner.run(client.post(path, content=json.dumps(body).encode()))
+        over.set()
+        runner.run(asyncio.wait_for(running, 20))
         runner.run(client.aclose())
 
 
