@@ -15,6 +15,8 @@ class Answered(msgspec.Struct, frozen=True):
     status: int
     body: bytes
     retry_after: float | None = None
+    again: bool = True
+    """False where the route said that another try does no better."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True):

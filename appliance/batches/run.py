@@ -128,6 +128,8 @@ class BatchRun:
             for task in (answering, cancelling):
                 task.cancel()
             await asyncio.gather(answering, cancelling, return_exceptions=True)
+            if not over:
+                await self._keep_answers()
         if over:
             answering.result()
         await self._finalize(expired=not over and not self._cancelled.is_set())
@@ -154,19 +156,23 @@ class BatchRun:
         while True:
             async with self.means.slots:
                 reply = await self.means.ask(self.batch.endpoint, line.body, self._principal, request_id)
-            if reply.status not in _AGAIN:
+            if reply.status not in _AGAIN or not reply.again:
                 break
             await asyncio.sleep(min(_LONGEST_WAIT, max(wait, reply.retry_after or 0)) * random.uniform(0.8, 1.2))  # noqa: S311
             wait = min(_LONGEST_WAIT, wait * 2)
         await self._record(results.answered(line.number, line.custom_id, request_id, reply))
 
     async def _record(self, result: Result) -> None:
-        """Keep a finished line. Those that come while a transaction runs go into the next one together."""
+        """Keep a finished line, also when no more are wanted: its answer was made, and its tokens were used."""
         self._pending.append(result)
+        await asyncio.shield(self._keep_answers())
+
+    async def _keep_answers(self) -> None:
+        """Those that come while a transaction runs go into the next one together."""
         async with self._recording:
-            if result in self._pending:
-                group, self._pending = self._pending, []
+            if group := tuple(self._pending):
                 await self._commit(group)
+                del self._pending[: len(group)]
 
     async def _commit(self, group: Sequence[Result]) -> None:
         rows = [

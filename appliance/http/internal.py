@@ -50,4 +50,5 @@ async def ask(runtime: Runtime, path: str, body: bytes, principal: Principal, re
         status=sent[0]["status"],
         body=b"".join(message["body"] for message in sent[1:]),
         retry_after=float(retry_after) if retry_after else None,
+        again=headers.get(b"x-should-retry") != b"false",
     )

@@ -15,6 +15,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 from sqlalchemy import update
 
+from appliance.batches.run import BatchRun
 from appliance.plugin import Call, KeyStore, Principal, RateLimited
 from appliance.storage.ids import now
 from appliance.storage.tables.batches import Batch as Row
@@ -202,6 +203,28 @@ async def test_a_batch_that_is_over_cannot_be_cancelled(box) -> None:
             await b.openai.batches.cancel(made.id)
 
 
+async def test_answers_that_are_being_written_when_a_batch_is_cancelled_are_kept(box, monkeypatch) -> None:
+    runs, gate, commit = [], asyncio.Event(), BatchRun._commit
+
+    async def held(run: BatchRun, group) -> None:
+        runs.append(run)
+        await gate.wait()
+        await commit(run, group)
+
+    monkeypatch.setattr(BatchRun, "_commit", held)
+    async with box(echo) as b:
+        made = await start(b.openai, [chat_line(0), chat_line(1), chat_line(2, "wait")])
+        await eventually(lambda: runs and len(runs[0]._pending) == 2 and b.engine.running == 1)
+        await b.openai.batches.cancel(made.id)
+        await eventually(lambda: not b.engine.running)
+        gate.set()
+        done = await ended(b.openai, made)
+        assert done.request_counts.model_dump() == {"total": 3, "completed": 2, "failed": 0}
+        assert (done.status, done.usage.output_tokens) == ("cancelled", 2)
+        found = await lines_of(b.openai, done.output_file_id)
+        assert [line["custom_id"] for line in found] == ["id-0", "id-1"]
+
+
 @pytest.mark.slow
 async def test_what_there_was_no_time_for_is_told_line_by_line(box) -> None:
     async with box(echo) as b:
@@ -251,6 +274,15 @@ async def test_a_line_that_meets_a_limit_is_tried_again(box) -> None:
         done = await ended(b.openai, await start(b.openai, [chat_line(i) for i in range(3)]))
         assert done.request_counts.model_dump() == {"total": 3, "completed": 3, "failed": 0}
         assert set(busy.tries.values()) == {2}
+
+
+async def test_a_line_of_a_tenant_that_is_full_is_not_tried_again(box) -> None:
+    async with box(echo, config={"limits": {"max_stored_objects": 2}}) as b:
+        done = await ended(b.openai, await start(b.openai, [chat_line(0), chat_line(1, store=True)]))
+        assert (done.status, done.request_counts.completed) == ("completed", 1)
+        (line,) = await lines_of(b.openai, done.error_file_id)
+        assert (line["custom_id"], line["response"]["status_code"]) == ("id-1", 429)
+        assert line["response"]["body"]["error"]["code"] == "insufficient_quota"
 
 
 async def test_lines_run_on_behalf_of_who_made_the_batch_and_are_recorded_once(box) -> None:
