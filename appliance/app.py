@@ -16,7 +16,7 @@ from litestar.plugins.core import MsgspecDIPlugin
 
 from appliance.errors import PluginError
 from appliance.http.errors import handle
-from appliance.http.guard import ACTION, guard
+from appliance.http.guard import ACTION, DEFERS, guard
 from appliance.http.mounting import identified, route_handlers
 from appliance.http.routes import TABLE
 from appliance.permissions import PERMISSIONS, PUBLIC
@@ -40,7 +40,12 @@ def create_app(runtime: Runtime, *, manage: bool = True) -> Litestar:
     app = _App(
         [
             *route_handlers(config.auth.public_docs),
-            Router("/", route_handlers=_plugin_routes(runtime), middleware=[identified]),
+            Router(
+                "/",
+                route_handlers=_plugin_routes(runtime),
+                middleware=[identified],
+                request_max_body_size=config.server.max_json_bytes,
+            ),
         ],
         guards=[guard],
         exception_handlers={Exception: handle},
@@ -49,7 +54,7 @@ def create_app(runtime: Runtime, *, manage: bool = True) -> Litestar:
         cors_config=CORSConfig(allow_origins=origins) if origins else None,
         openapi_config=None,
         logging_config=None,
-        request_max_body_size=None,
+        request_max_body_size=None,  # the core's routes count for themselves
         debug=False,
     )
     _check_actions(app)
@@ -81,6 +86,10 @@ def _plugin_routes(runtime: Runtime) -> list[BaseRouteHandler]:
         if taken:
             raise PluginError(f"plugin {name}: the path {min(taken)} exists already; choose another")
         paths |= handler.paths
+        if DEFERS in handler.opt:
+            raise PluginError(
+                f"plugin {name}: the route {min(handler.paths)} may not set {DEFERS} in its opt; remove it"
+            )
         _check_action(handler, f"plugin {name}: the route {min(handler.paths)}")
         handlers.append(handler)
     return handlers

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from appliance.config import AuthConfig
-from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError
+from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError, TooLarge
 from appliance.http.challenges import challenge
 from appliance.http.disconnect import ClientGone
 from appliance.http.request_id import answer_headers
@@ -112,6 +113,8 @@ def _from_litestar(error: HTTPException) -> RequestError:
     if isinstance(error, MethodNotAllowedException):
         allow = dict(error.headers or {}).get("Allow", "")
         return MethodNotAllowed("this path does not take that method; see GET /openapi.json", allow=allow)
+    if isinstance(error, RequestEntityTooLarge):
+        return TooLarge("the body is larger than this path takes (server.max_json_bytes); send less")
     if 400 <= error.status_code < 500:
         return _Routing("the request is malformed; check path, query and body", error.status_code, "invalid_request")
     return RequestError("the server had an internal error; its log has the details under this request's id")

@@ -20,7 +20,7 @@ from appliance.errors import BadRequest, InvalidCredentials
 from appliance.http.addresses import client_address, headers_of
 from appliance.http.hosts import check_host, check_page
 from appliance.http.request_id import request_id_of
-from appliance.http.requests import runtime
+from appliance.http.requests import any_model, runtime
 from appliance.permissions import PUBLIC
 from appliance.types import ANONYMOUS
 
@@ -29,6 +29,8 @@ ALSO = "also"
 """In the ``opt`` of a route: an action that lets its callers in too; the handler decides how far they get."""
 OTHER_ACTIONS = "other_actions"
 """In the ``opt`` of a route that serves several methods: the actions of those that need another, by method."""
+DEFERS = "defers"
+"""In the ``opt`` of the core's own routes: what asks for a model is authorized in the pipeline, for that model."""
 _CREDENTIALS = (b"authorization", *(name.encode() for name in KEY_HEADERS))
 _ONCE = (b"host", b"content-type", b"content-length", b"idempotency-key", *_CREDENTIALS)
 """Headers of which two would mean different things to different readers."""
@@ -60,12 +62,14 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     scope["user"] = principal
     if principal is ANONYMOUS:
         check_page(headers[":method"], headers, server)
-    # The hot routes ask for their model in the pipeline.
+    resource = scope["path"]
     if action == "models.use":
-        return
+        if handler.opt.get(DEFERS):
+            return
+        resource = any_model(principal, resource)
     also = handler.opt.get(ALSO)
-    if also is None or not await pipeline.may(principal, also, scope["path"]):
-        await pipeline.authorize(principal, str(action), scope["path"])
+    if also is None or not await pipeline.may(principal, also, resource):
+        await pipeline.authorize(principal, str(action), resource)
 
 
 def _check_repeated(names: list[bytes], trail: Trail) -> None:

@@ -15,7 +15,7 @@ from appliance.errors import MethodNotAllowed
 from appliance.http import audit, hot, openapi
 from appliance.http.admitting import admitted
 from appliance.http.errors import FORM
-from appliance.http.guard import ACTION, ALSO, OTHER_ACTIONS
+from appliance.http.guard import ACTION, ALSO, DEFERS, OTHER_ACTIONS
 from appliance.http.idempotency import idempotent
 from appliance.http.request_id import answer_headers
 from appliance.http.requests import HttpRequest
@@ -54,7 +54,7 @@ def _mount(entry: Entry, beside: list[Entry]) -> BaseRouteHandler:
         raise TypeError(f"{entry.path} is no hot route")
     others = {method: other for other in beside for method in _methods(other)}
     actions = {method: other.action for method, other in others.items()}
-    opt: dict[str, Any] = {ACTION: entry.action, OTHER_ACTIONS: actions, FORM: route.form}
+    opt: dict[str, Any] = {ACTION: entry.action, OTHER_ACTIONS: actions, FORM: route.form, DEFERS: True}
     apps = {method: _as_app(_wrapped(other)) for method, other in others.items()}
     app = _by_method({entry.method: route, **apps}) if apps else route.__call__
     return ASGIRouteHandler(entry.path, opt=opt, copy_scope=False)(app)
@@ -81,7 +81,7 @@ def _as_app(handler: Handler) -> ASGIApp:
 
 def _handler(entry: Entry, public_docs: bool) -> BaseRouteHandler:
     action = PUBLIC if public_docs and entry.action == "docs.read" else entry.action
-    opt = {ACTION: action, **({ALSO: entry.also} if entry.also else {})}
+    opt = {ACTION: action, DEFERS: True, **({ALSO: entry.also} if entry.also else {})}
     route = HTTPRouteHandler(entry.path, http_method=_methods(entry), opt=opt, status_code=200)  # type: ignore[arg-type]
     return route(_wrapped(entry))
 

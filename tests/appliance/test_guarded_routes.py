@@ -10,8 +10,9 @@ from inline import Everything, Keys, provides
 from litestar import get
 from loopback import assert_openai_error, build_app, served_in_thread
 
-from appliance.errors import Forbidden
-from appliance.http.guard import ACTION
+from appliance.errors import Forbidden, PluginError
+from appliance.http.guard import ACTION, DEFERS
+from appliance.types import Principal
 
 PUBLIC = {"/livez", "/readyz"}
 ODD_PATHS = [
@@ -79,6 +80,35 @@ def test_o15_every_route_but_the_probes_answers_401_without_a_good_key(app, clie
             assert response.headers["www-authenticate"].startswith("Bearer")
             if method != "HEAD":
                 assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+@get("/plugin/model", opt={ACTION: "models.use"}, sync_to_thread=False)
+def model_route() -> str:
+    return "inner data"
+
+
+@pytest.mark.parametrize(("models", "status"), [(frozenset({"m"}), 200), (None, 403)])
+async def test_a_plugins_route_for_whoever_may_use_a_model_is_guarded_too(box, models, status):
+    class OnlyM:
+        async def authorize(self, principal, action, resource):
+            if (action, resource) != ("models.use", "m"):
+                raise Forbidden("only m")
+
+    keys = provides(
+        authenticators=[Keys({"good": Principal(id="alice", tenant="a", models=models)})], authorizers=[OnlyM()]
+    )
+    async with box(keys=keys, extra=provides(routes=[model_route])) as b:
+        reply = await b.client.get("/plugin/model", headers={"authorization": "Bearer good"})
+        assert reply.status_code == status, reply.text
+
+
+def test_a_plugins_route_cannot_put_off_its_authorization(tmp_path):
+    @get("/plugin/late", opt={ACTION: "models.use", DEFERS: True}, sync_to_thread=False)
+    def late() -> str:
+        return "inner data"
+
+    with pytest.raises(PluginError, match="/plugin/late"):
+        build_app(tmp_path, None, None, extra=provides(routes=[late]))
 
 
 @pytest.mark.parametrize("path", ODD_PATHS)

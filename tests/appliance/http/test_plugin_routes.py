@@ -6,10 +6,11 @@ import httpx
 import pytest
 from guarded import guarded_app, make_keys, operations
 from inline import provides
-from litestar import asgi, get
+from litestar import asgi, get, post
+from litestar.params import JSONBody
 from litestar.response import Stream
 from litestar.types import Receive, Scope, Send
-from loopback import served_in_thread
+from loopback import assert_openai_error, served_in_thread
 
 PUBLIC = {"action": "public"}
 HEADERS = ("x-request-id", "openai-processing-ms")
@@ -60,3 +61,25 @@ async def test_a_route_of_any_kind_has_both_headers_once(box, path, status) -> N
         assert (reply.status_code, once_each(reply)) == (status, True), reply.headers
         assert reply.headers["x-request-id"] == ("its-own" if path == "/raw" else "mine-1")
         assert "secret" not in reply.text
+
+
+@post("/taken", opt=PUBLIC, status_code=200)
+async def taken(data: JSONBody[dict[str, str]]) -> int:
+    return len(data["text"])
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_of_a_plugins_route_is_bounded_like_all_others(box, announced) -> None:
+    async def sent(text: str) -> httpx.Response:
+        body = b'{"text": "%b"}' % text.encode()
+
+        async def pieces():
+            yield body
+
+        headers = {"content-type": "application/json"}
+        return await b.client.post("/taken", content=body if announced else pieces(), headers=headers)
+
+    async with box(None, {"server": {"max_json_bytes": 65_536}}, own=provides(routes=[taken])) as b:
+        assert (await sent("a" * 1000)).json() == 1000
+        error = assert_openai_error(await sent("a" * 70_000), 413)
+        assert error["code"] == "request_too_large"
