@@ -65,6 +65,7 @@ from appliance.media.requests import (
 from appliance.permissions import PERMISSIONS, ROLES, SCOPES, Reason, expand
 from appliance.pricing import cost, in_currency, price_of, to_units
 from appliance.processes.child import Child
+from appliance.processes.logs import log_tail
 from appliance.protocols import (
     Admitter,
     Authenticator,
@@ -330,6 +331,7 @@ __all__ = [
     "is_loopback",
     "json_option",
     "load_config",
+    "log_tail",
     "matches",
     "message_text",
     "price_of",

@@ -4,6 +4,7 @@
 
 The last message says what happens: ``die`` ends the process in mid-stream; ``sick`` reports an error there, then
 refuses everything for a while and exits, as vLLM does when its engine core has died; ``endless`` streams until closed.
+With STANDIN_MODEL=ranks or =hears it serves no other routes than a model that only does so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from engine_upstream import Exchange, UpstreamServer, choice, event, heard_by_vllm, hello
 
 SICK_SECONDS = 1.0
+RANKING = ("/score", "/v1/score", "/v1/rerank")
+SERVED = {"ranks": ("/health", *RANKING), "hears": ("/health", "/v1/audio/transcriptions", "/v1/audio/translations")}
 
 
 class Standin:
@@ -25,6 +28,13 @@ class Standin:
         self.sick = False
 
     async def answer(self, exchange: Exchange) -> None:
+        served = SERVED.get(os.environ.get("STANDIN_MODEL", ""))
+        if served is not None and exchange.path not in served:
+            await exchange.json(404, {"detail": "Not Found"})
+            return
+        if exchange.path in RANKING:
+            await exchange.json(200, {"object": "list", "data": [{"index": 0, "object": "score", "score": 1.0}]})
+            return
         if exchange.path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
             await heard_by_vllm(exchange)
             return

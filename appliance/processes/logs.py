@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["last_words", "open_log"]
+__all__ = ["last_words", "log_tail", "open_log"]
 
 _TAIL_BYTES = 64 * 1024
 _WIDTH = 300
@@ -32,18 +32,22 @@ def open_log(path: Path) -> BinaryIO:
 
 def last_words(path: Path) -> str:
     """Return in one line why a process says it ended: its last error lines, else its last lines; "" if none."""
-    lines = _tail(path)
+    lines = _lines(log_tail(path, _TAIL_BYTES))
     errors = [line for line in lines if _ERROR.search(line) and not _POINTER.search(line)]
     chosen = list(dict.fromkeys(errors or lines))[-2:]
     return " | ".join(line[:_WIDTH] for line in chosen)
 
 
-def _tail(path: Path) -> list[str]:
+def log_tail(path: Path, size: int) -> str:
+    """The last ``size`` bytes of a log as text, without reading what is before them; empty where there is no log."""
     try:
         with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            text = log.read().decode("utf-8", "replace")
+            log.seek(max(0, path.stat().st_size - size))
+            return log.read(size).decode("utf-8", "replace")
     except OSError:
-        return []
+        return ""
+
+
+def _lines(text: str) -> list[str]:
     lines = (_CONTROL.sub("", line).strip() for line in text.splitlines())
     return [line for line in lines if any(map(str.isalnum, line))]

@@ -42,7 +42,7 @@ PATHS = {
     "image_variation": "/images/variations",
 }
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
-"""Largest answer in JSON: pictures as base64."""
+"""Largest answer in JSON, and largest event of a stream: pictures as base64."""
 MAX_TRANSCRIPT_BYTES = 32 * 1024 * 1024
 MAX_ERROR = 64 * 1024
 _ENDS = (".done", ".completed")
@@ -114,7 +114,7 @@ class Pieces:
             return await anext(self._pieces)
         except UpstreamTimeout as error:
             raise EngineTimeout("the model stopped in the middle of its answer; try again") from error
-        except UpstreamError as error:
+        except (UpstreamError, ValueError) as error:  # ValueError: an event over the limit
             raise EngineError("the model's answer broke off; try again") from error
 
     async def begun(self) -> Pieces:
@@ -158,7 +158,7 @@ async def events(response: UpstreamResponse, call: Call) -> AsyncGenerator[bytes
             yield event
         return
     told = _Told()
-    splitter = EventSplitter()
+    splitter = EventSplitter(MAX_ANSWER_BYTES)
     async for piece in response:
         for raw in splitter.feed(piece):
             for event in told.read(raw):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from appliance.plugin import ModelSpec
+from appliance.plugin import ModelSpec, log_tail
 
 __all__ = ["explain"]
 
@@ -27,7 +27,7 @@ _FIXES = (
 
 def explain(spec: ModelSpec, log: Path, message: str) -> str:
     """The cause found in the log with its fix, or ``message`` when the log shows none."""
-    cause = _cause(_tail(log))
+    cause = _cause(log_tail(log, _TAIL_BYTES))
     if cause is None:
         return message
     fix = next((f"; {spec.where}: {fix}" for sign, fix in _FIXES if sign in cause), "")
@@ -42,10 +42,3 @@ def _cause(text: str) -> str | None:
         if match and not any(sign in line for sign in _CONSEQUENCES):
             found = match[match.re.groups]
     return " ".join(found.split())[:300] if found else None
-
-
-def _tail(log: Path) -> str:
-    try:
-        return log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
-    except OSError:
-        return ""

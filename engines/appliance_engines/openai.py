@@ -1,9 +1,9 @@
 """The engine ``openai``: a model behind any remote OpenAI-compatible server.
 
 models:
-- name: assistant
-engine: openai
-options: {base_url: "https://llm.example.org/v1", api_key: "${env.UPSTREAM_KEY}", model: big-chat-70b}
+  - name: assistant
+    engine: openai
+    options: {base_url: "https://llm.example.org/v1", api_key: "${env.UPSTREAM_KEY}", model: big-chat-70b}
 """
 
 from __future__ import annotations

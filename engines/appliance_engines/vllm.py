@@ -69,6 +69,11 @@ _HEALTH_SECONDS = 10.0
 _POLL_SECONDS = 0.25
 _TOKEN_SECONDS = 60.0
 _URL = "http://localhost"
+_PROBES: tuple[tuple[str, dict[str, object]], ...] = (
+    ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+    ("/v1/embeddings", {"input": "a"}),
+    ("/score", {"text_1": "a", "text_2": "a"}),
+)
 _MAKES = {"chat": "chat completions", "completion": "text completions", "embeddings": "embeddings"}
 _T = TypeVar("_T")
 
@@ -204,12 +209,12 @@ class VllmEngine:
             return False
 
     async def _answers(self) -> bool:
-        """Whether it gives a token, or a vector where the model makes none."""
-        name = self._spec.name
-        status = await self._status("POST", "/v1/completions", {"model": name, "prompt": "a", "max_tokens": 1})
-        if status == 404:
-            status = await self._status("POST", "/v1/embeddings", {"model": name, "input": "a"})
-        return status == 200
+        """Whether it gives a token, or a vector or a score where its model makes none; one that only hears is well."""
+        for path, body in _PROBES:
+            status = await self._status("POST", path, {"model": self._spec.name} | body)
+            if status != 404:
+                return status == 200
+        return await self._healthy()
 
     async def _status(self, method: str, path: str, body: Mapping[str, object] | None = None) -> int:
         """The status vLLM answers with; 0 when it does not answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx2
@@ -24,6 +24,7 @@ from appliance.plugin import (
     EngineError,
     EngineTimeout,
     ImageEditRequest,
+    ImageRequest,
     MediaRequest,
     MediaTask,
     ModelSpec,
@@ -35,6 +36,7 @@ from appliance.plugin import (
 from appliance.testing import make_app, serving
 from appliance.testing.contracts.media import MediaEngineContract, gathered
 from appliance.testing.scripted_media import PNG
+from appliance_engines import _openai_media
 from appliance_engines.openai import OpenAIEngine, make_engine
 
 SOUND = b"RIFF\r\n--\r\n" + bytes(range(256))
@@ -245,6 +247,34 @@ async def test_a_stream_that_falls_silent_never_looks_whole(upstream: UpstreamSe
     with pytest.raises(EngineTimeout):
         await gathered(engine, hearing(stream=True))
     await engine.stop()
+
+
+def painting(size: int) -> Callable[[Exchange], Awaitable[None]]:
+    async def paint(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.send(event({"type": "image_generation.completed", "b64_json": "A" * size}))
+        await exchange.end()
+
+    return paint
+
+
+DRAWING = call("image_generation", ImageRequest(prompt="x", model="m", stream=True), stream=True)
+
+
+async def test_a_streamed_picture_may_be_as_large_as_a_plain_one(
+    engine: OpenAIEngine, upstream: UpstreamServer
+) -> None:
+    upstream.script = painting(9 * 2**20)
+    assert len(await gathered(engine, DRAWING)) > 9 * 2**20
+
+
+async def test_a_streamed_picture_over_the_limit_is_the_engines_fault(
+    engine: OpenAIEngine, upstream: UpstreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_openai_media, "MAX_ANSWER_BYTES", 2**16)
+    upstream.script = painting(2**17)
+    with pytest.raises(EngineError, match="broke off"):
+        await gathered(engine, DRAWING)
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,12 @@ async def test_embeddings_from_a_model_that_makes_none_are_a_bad_request(tmp_pat
     assert error.value.param == "model"
 
 
+@pytest.mark.parametrize("does", ["ranks", "hears"])
+async def test_a_model_that_writes_nothing_and_embeds_nothing_gets_ready_too(tmp_path: Path, does: str) -> None:
+    async with running(make(tmp_path, env={"STANDIN_MODEL": does}, start_timeout=10)) as engine:
+        assert engine.ready
+
+
 async def test_a_call_under_an_adapters_name_goes_to_the_adapter(tmp_path: Path) -> None:
     (tmp_path / "style").mkdir()
     async with running(make(tmp_path, lora_modules={"styled": "style"})) as engine:
