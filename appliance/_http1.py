@@ -37,7 +37,10 @@ class UpstreamBroken(UpstreamError):
 
 
 class StaleConnection(Exception):
-    """A kept connection was closed by the server before any byte of the response: safe to try again."""
+    """A kept connection was closed by the server before any byte of the response came.
+
+    Whether it had seen the request cannot be told, so only what may be done twice is tried again (RFC 9110, 9.2.2).
+    """
 
 
 class Body:

@@ -146,6 +146,9 @@ class Upstream:
     ) -> UpstreamResponse:
         """Send a request and return its response as soon as the head is there.
 
+        It may reach the server twice, where a kept connection closes without an answer: ask only for what leaves the
+        same behind when it is done again, as all does that engines and the worker are asked.
+
         ``content-type`` is application/json where there is a body and no header says otherwise.
 
         Raises:
@@ -160,7 +163,7 @@ class Upstream:
             try:
                 return await self._exchange(kept, head, body)
             except StaleConnection:
-                pass  # the server closed it while it was idle; it has not seen the request
+                pass  # most likely the server closed it while it was idle; for certain nobody can tell
         return await self._exchange(await self._connect(), head, body)
 
     async def aclose(self) -> None:
