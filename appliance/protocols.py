@@ -51,7 +51,7 @@ class Generation(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Something that answers chat, completion and, where it can, embedding calls for one model."""
+    """Something that answers calls for one model: chats, texts, vectors or rankings, whichever of them it can."""
 
     async def start(self) -> None:
         """Start and wait until the first token can be had. Raises StartError with the fix."""
@@ -67,11 +67,13 @@ class Engine(Protocol):
     async def generate(self, call: Call) -> Generation:
         """Return once the engine has accepted the call.
 
-        ``call.request`` is a ``wire.ChatRequest``, ``wire.CompletionRequest`` or ``wire.EmbeddingRequest``.
+        ``call.request`` is a ``wire.ChatRequest``, ``CompletionRequest``, ``EmbeddingRequest``, ``RerankRequest`` or
+        ``ScoreRequest``: clients may name any model on any route.
         Streams always include the final usage chunk (choices empty); the pipeline drops it when unasked.
 
         Raises:
-            BadRequest, ContextLengthExceeded: the engine refuses the call; with ``param`` where known.
+            BadRequest, ContextLengthExceeded: the engine refuses the call, or answers none of its kind (``param`` is
+                then ``model``); with ``param`` where known.
             EngineUnavailable, EngineTimeout, EngineError: it is down, silent or broken.
         """
         ...

@@ -300,6 +300,24 @@ async def test_the_first_plugin_of_the_document_works_as_its_test_says(tmp_path,
         assert b'"content":"!!"' in (await client.post("/v1/chat/completions", json=body | {"stream": True})).content
 
 
+async def test_the_engine_of_the_document_chats_and_refuses_what_it_does_not_answer(box):
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL) if "Parrot" in b]
+    names: dict[str, object] = {"__name__": "appliance_parrot"}
+    exec(compile(block, "appliance_parrot", "exec"), names)
+    parrot = type("Plugin", (), {})()
+    parrot.appliance_engines = names["appliance_engines"]
+    async with box(None, {"models": [{"name": "m", "engine": "parrot"}]}, parrot=parrot) as b:
+        parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+        assert (await b.chat(messages=parts)).json()["choices"][0]["message"]["content"] == "hi"
+        for path, body in (
+            ("/v1/completions", {"prompt": "hi"}),
+            ("/v1/embeddings", {"input": "hi"}),
+            ("/v1/rerank", {"query": "hi", "documents": ["hi"]}),
+            ("/v1/score", {"text_1": "hi", "text_2": "hi"}),
+        ):
+            assert_openai_error(await b.client.post(path, json=body | {"model": "m"}), 400, "model")
+
+
 def test_every_example_of_the_document_is_good_python():
     for block in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL):
         compile(block, "docs/plugins.md", "exec")

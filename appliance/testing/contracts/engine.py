@@ -29,8 +29,15 @@ import pytest
 
 from appliance.errors import BadRequest
 from appliance.protocols import Engine, Generation
-from appliance.types import Call, Chunk
-from appliance.wire import ChatRequest, CompletionRequest, Message
+from appliance.types import Call, Chunk, Operation
+from appliance.wire import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Message,
+    RerankRequest,
+    ScoreRequest,
+)
 
 WAIT_SECONDS = 60.0
 
@@ -138,6 +145,19 @@ class EngineContract:
         assert refused.value.code == "context_length_exceeded"
         assert await collect(await generate(engine, self.chat_call()))
 
+    @pytest.mark.parametrize("operation", ["embeddings", "rerank", "score"])
+    async def test_a_kind_of_call_that_it_does_not_answer_is_a_bad_request(
+        self, engine: Engine, operation: Operation
+    ) -> None:
+        call = Call(id=uuid4().hex, operation=operation, model=self.model, request=_asking(operation, self.model))
+        try:
+            chunks = await collect(await generate(engine, call))
+        except BadRequest:
+            pass
+        else:
+            assert len(chunks) == 1
+        assert await collect(await generate(engine, self.chat_call()))
+
     # -- giving up -------------------------------------------------------------------------------------
 
     async def test_closing_before_the_first_chunk_is_harmless_and_may_be_repeated(self, engine: Engine) -> None:
@@ -171,6 +191,14 @@ class EngineContract:
 
     async def _stream(self, engine: Engine, call: Call) -> list[Chunk]:
         return await collect(await generate(engine, call))
+
+
+def _asking(operation: Operation, model: str) -> EmbeddingRequest | RerankRequest | ScoreRequest:
+    if operation == "embeddings":
+        return EmbeddingRequest(model=model, input="a")
+    if operation == "rerank":
+        return RerankRequest(model=model, query="a", documents=["a"])
+    return ScoreRequest(model=model, text_1="a", text_2="a")
 
 
 async def generate(engine: Engine, call: Call) -> Generation:
