@@ -1,28 +1,27 @@
 """Takes from this process, for good, what parsing a document does not need.
 
-Landlock (landlock(7)) leaves it one file to read, beside Python's modules and the system's libraries, and nothing to
-write; a seccomp filter (seccomp(2)) takes sockets and new processes; limits (setrlimit(2)) bound its memory. What the
-kernel does not know is left out, and ``lacking`` says so. Standard library only: all of it is a few system calls, and
-the Python packages for them are not looked after.
+Landlock (landlock(7)) leaves it one file to read, beside Python's modules and the system's libraries; a seccomp filter
+(``call_filter``) takes writing, sockets, new processes and acting on others; limits (setrlimit(2)) bound its memory.
+What the kernel does not know is left out, and ``lacking`` says so. Standard library only: all of it is a few system
+calls, and the Python packages for them are not looked after.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
-import platform
 import resource
 import struct
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_FILTER = 22, 38, 2
+from appliance.knowledge.call_filter import filter_calls, filters_calls
+
+_PR_SET_NO_NEW_PRIVS = 38
 
 # -- Landlock: linux/landlock.h; the numbers of its system calls are the same on all machines -------------------
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -40,39 +39,18 @@ _SYSTEM = (
 )
 """What libraries read, also while they are loaded; nothing in it is anybody's."""
 
-# -- seccomp: linux/seccomp.h, linux/filter.h -------------------------------------------------------------------
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-_CLONE_THREAD = 0x10000
-_OTHER_ABI = 0x40000000
-"""System calls of the x32 ABI have this bit; no other machine has numbers so high."""
-
-
-@dataclass(frozen=True)
-class _Machine:
-    """How the kernel calls a kind of machine, and the numbers of system calls there."""
-
-    architecture: int
-    clone: int
-    refused: tuple[int, ...]
-    """socket, fork, vfork, execve, execveat, ptrace, setpgid, setsid, unshare, io_uring_setup."""
-    clone3: int = 435
-
-
-_MACHINES = {
-    "x86_64": _Machine(0xC000003E, 56, (41, 57, 58, 59, 322, 101, 109, 112, 272, 425)),
-    "aarch64": _Machine(0xC00000B7, 220, (198, 221, 281, 117, 154, 157, 97, 425)),
-}
-
 
 def lacking() -> list[str]:
     """What this machine cannot do, in words for people who run it; empty if everything is there."""
     found = []
     if _landlock_version() < 1:
-        found.append("Landlock, so a parser may read and list what the appliance may (Linux 5.13, lsm=landlock)")
-    if not _filters_calls():
-        found.append("seccomp filters for this machine, so a parser may start processes")
+        doing = "read and list" if filters_calls() else "read, change and remove"
+        found.append(f"Landlock, so a parser may {doing} what the appliance may (Linux 5.13, lsm=landlock)")
+    if not filters_calls():
+        found.append(
+            "seccomp filters for this machine, so a parser may start processes, disturb those of the same user, change"
+            " modes of files, and reach the network where it gets no namespace of its own"
+        )
     return found
 
 
@@ -91,8 +69,8 @@ def confine(readable: Path, modules: Sequence[str], memory: int) -> None:
     version = _landlock_version()
     if version >= 1:
         _landlock(libc, version, [str(readable), *_SYSTEM, *modules])
-    if _filters_calls():
-        _filter_calls(libc, _MACHINES[platform.machine()])
+    if filters_calls():
+        filter_calls()
 
 
 def limit(kind: int, most: int) -> None:
@@ -147,42 +125,6 @@ def _places(name: str, module: ModuleType | None) -> Iterator[str]:
     yield from getattr(module, "__path__", ())
     if not hasattr(module, "__path__") and (file := getattr(module, "__file__", None)):
         yield file
-
-
-def _filters_calls() -> bool:
-    return sys.platform == "linux" and sys.byteorder == "little" and platform.machine() in _MACHINES
-
-
-def _filter_calls(libc: ctypes.CDLL, machine: _Machine) -> None:
-    program = _program(machine)
-    lines = ctypes.create_string_buffer(b"".join(program))
-
-    class Program(ctypes.Structure):
-        """``struct sock_fprog``."""
-
-        _fields_ = (("length", ctypes.c_ushort), ("lines", ctypes.c_void_p))
-
-    found = Program(len(program), ctypes.addressof(lines))
-    _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, ctypes.byref(found), 0, 0))
-
-
-def _program(machine: _Machine) -> list[bytes]:
-    """Refuses some calls, and those of other architectures; ``clone`` makes threads and nothing else."""
-    refuse = _line(_RETURN, _REFUSE | errno.EPERM)
-    program = [_line(_LOAD, _ARCHITECTURE), _line(_IF_EQUAL, machine.architecture, then=1), refuse]
-    program += [_line(_LOAD, _NUMBER), _line(_IF_AT_LEAST, _OTHER_ABI, otherwise=1), refuse]
-    for number in machine.refused:
-        program += [_line(_IF_EQUAL, number, otherwise=1), refuse]
-    # Without clone3, whose flags no filter can read, the C library takes clone.
-    program += [_line(_IF_EQUAL, machine.clone3, otherwise=1), _line(_RETURN, _REFUSE | errno.ENOSYS)]
-    program += [_line(_IF_EQUAL, machine.clone, otherwise=3), _line(_LOAD, _FIRST_ARGUMENT)]
-    program += [_line(_IF_ANY, _CLONE_THREAD, then=1), refuse, _line(_RETURN, _ALLOW)]
-    return program
-
-
-def _line(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    """``struct sock_filter``: an instruction, its value, and how many lines to pass over in either case."""
-    return struct.pack("=HBBI", code, then, otherwise, value)
 
 
 def _checked(result: int) -> int:

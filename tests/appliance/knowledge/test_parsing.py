@@ -18,16 +18,19 @@ from eventually import until
 
 from appliance.config import Config, RetrievalConfig
 from appliance.errors import InvalidFile, StartError, UnsupportedFile
-from appliance.knowledge import confinement
+from appliance.knowledge import call_filter, confinement
 from appliance.knowledge.confinement import lacking
 from appliance.knowledge.parsing import ParserPool
 from appliance.processes.niceness import NICENESS
 
 PROBE = """
-    import ctypes, os, resource, socket, subprocess, sys, tempfile, threading, time
+    import ctypes, fcntl, os, platform, resource, signal, socket, subprocess, sys, tempfile, threading, time
     from importlib import import_module
     from pathlib import Path
+    from appliance.knowledge import confinement
     from appliance.plugin import Document, hookimpl
+
+    TKILL = {"x86_64": 200, "aarch64": 130}
 
     def check(result):
         if result < 0:
@@ -43,6 +46,9 @@ PROBE = """
 
         def prepare(self, filename, media_type):
             self.prepared = os.getpid()
+            if filename.startswith("landlock-"):
+                version = int(filename.split("-")[1])
+                confinement._landlock_version = lambda: version
             raise OSError("what goes wrong here shows later")
 
         def ahead(self, path):
@@ -94,6 +100,7 @@ PROBE = """
         def attack(self, path):
             '''Tries everything that a document must not do; tells what it could.'''
             folder = path.parent
+            libc, other = ctypes.CDLL(None, use_errno=True), os.getppid()
             done = []
             for name, act in {
                 "database": lambda: (folder / "appliance.db").read_bytes(),
@@ -103,6 +110,12 @@ PROBE = """
                 "environment": lambda: open(f"/proc/{os.getppid()}/environ").read(),
                 "write": lambda: (folder / "out.txt").write_text("x"),
                 "overwrite": lambda: path.open("r+").write("x"),
+                "empty": lambda: os.open(path, os.O_RDONLY | os.O_TRUNC),
+                "truncate": lambda: os.truncate(folder / "other.txt", 0),
+                "mode": lambda: (folder / "other.txt").chmod(0o777),
+                "times": lambda: os.utime(folder / "other.txt"),
+                "owner": lambda: os.chown(folder / "other.txt", -1, -1),
+                "attribute": lambda: os.setxattr(folder / "other.txt", "user.a", b"b"),
                 "folder": lambda: (folder / "made").mkdir(),
                 "temporary": lambda: tempfile.TemporaryFile(),
                 "remove": lambda: (folder / "other.txt").unlink(),
@@ -114,9 +127,22 @@ PROBE = """
                 "spawn": lambda: subprocess.run([sys.executable, "-c", "1"]),
                 "exec": lambda: os.execv("/bin/true", ["true"]),
                 "session": lambda: os.setsid(),
-                "signal": lambda: os.kill(os.getppid(), 0),
-                "namespace": lambda: check(ctypes.CDLL(None, use_errno=True).unshare(0x10000000)),
-                "trace": lambda: check(ctypes.CDLL(None, use_errno=True).ptrace(16, os.getppid(), 0, 0)),
+                "signal": lambda: os.kill(other, 0),
+                "signal to all": lambda: os.kill(0, 0),
+                "signal to a thread": lambda: check(libc.tgkill(other, other, 0)),
+                "signal by its number": lambda: check(libc.syscall(TKILL[platform.machine()], other, 0)),
+                "signal with a word": lambda: check(libc.sigqueue(other, 0, 0)),
+                "signal by a handle": lambda: signal.pidfd_send_signal(os.pidfd_open(other), 0),
+                "signal by a pipe": lambda: fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, other),
+                "limits": lambda: resource.prlimit(other, resource.RLIMIT_NOFILE),
+                "priority": lambda: os.setpriority(os.PRIO_PROCESS, other, 19),
+                "scheduler": lambda: os.sched_setscheduler(other, os.SCHED_IDLE, os.sched_param(0)),
+                "cores": lambda: os.sched_setaffinity(other, [0]),
+                "memory": lambda: check(libc.process_vm_readv(other, None, 0, None, 0, 0)),
+                "shared memory": lambda: check(libc.shmget(0, 4096, 0o1600)),
+                "queue": lambda: check(libc.msgget(0, 0o1600)),
+                "namespace": lambda: check(libc.unshare(0x10000000)),
+                "trace": lambda: check(libc.ptrace(16, other, 0, 0)),
             }.items():
                 try:
                     act()
@@ -189,8 +215,8 @@ async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         await each.stop()
 
 
-async def probe(pool: ParserPool, folder: Path, what: str) -> str:
-    path = documents.text(folder, what, f"{what}.probe")
+async def probe(pool: ParserPool, folder: Path, what: str, name: str | None = None) -> str:
+    path = documents.text(folder, what, f"{name or what}.probe")
     return (await pool.parse(path, path.name)).text
 
 
@@ -424,12 +450,30 @@ needs_the_kernel = pytest.mark.skipif(bool(lacking()), reason=f"this kernel lack
 async def test_C11_a_hostile_parser_reads_its_file_and_nothing_else_and_writes_starts_and_reaches_nothing(
     pool: Pool, tmp_path: Path
 ) -> None:
+    """With all of this kernel's Landlock, and as with the older kernels of distributions that are in use."""
     (tmp_path / "appliance.db").write_text("secret")
     (tmp_path / "other.txt").write_text("of another tenant")
-    assert await probe(pool(), tmp_path, "attack") == "[]"
+    before = (tmp_path / "other.txt").stat()
+    parsers = pool()
+    names = ["attack", "landlock-5-attack", "landlock-2-attack", "landlock-1-attack"]
+    for name in names:
+        assert await probe(parsers, tmp_path, "attack", name) == "[]", name
+        assert (tmp_path / f"{name}.probe").read_text() == "attack"
     assert (tmp_path / "other.txt").read_text() == "of another tenant"
-    assert (tmp_path / "attack.probe").read_text() == "attack"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["appliance.db", "attack.probe", "other.txt", "site"]
+    assert (tmp_path / "other.txt").stat().st_mode == before.st_mode
+    left = {"appliance.db", "other.txt", "site", *(f"{name}.probe" for name in names)}
+    assert {path.name for path in tmp_path.iterdir()} == left
+
+
+@needs_the_kernel
+async def test_C11_without_landlock_a_hostile_parser_reads_but_changes_starts_and_reaches_nothing(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (tmp_path / "appliance.db").write_text("secret")
+    (tmp_path / "other.txt").write_text("of another tenant")
+    could = await probe(pool(), tmp_path, "attack", "landlock-0-attack")
+    assert could == str(["database", "neighbour", "listing", "passwd", "environment"])
+    assert (tmp_path / "other.txt").read_text() == "of another tenant"
 
 
 async def test_a_parser_has_its_file_libraries_and_threads(pool: Pool, tmp_path: Path) -> None:
@@ -462,14 +506,17 @@ async def test_a_file_cannot_answer_for_the_next_one_or_take_its_job(pool: Pool,
     assert await probe(parsers, tmp_path, "own")
 
 
-@pytest.mark.parametrize("machine", confinement._MACHINES)
+@pytest.mark.parametrize("machine", call_filter._MACHINES)
 def test_the_filter_of_every_machine_refuses_what_it_should(machine: str) -> None:
     """The program is run as the kernel would, for machines that this one is not."""
-    found = confinement._MACHINES[machine]
-    program = [struct.unpack("=HBBI", line) for line in confinement._program(found)]
+    column = list(call_filter._MACHINES).index(machine)
+    program = [struct.unpack("=HBBI", line) for line in call_filter.program(machine, 4711)]
 
-    def verdict(number: int, argument: int = 0, architecture: int = found.architecture) -> int:
-        data = {0: number, 4: architecture, 16: argument}
+    def verdict(numbers: tuple[int | None, ...], *arguments: int, architecture: int | None = None) -> int | None:
+        if (number := numbers[column]) is None:
+            return None
+        data = {0: number, 4: architecture or call_filter._MACHINES[machine]}
+        data |= {16 + 8 * i: argument for i, argument in enumerate((*arguments, 0, 0, 0)[:3])}
         value, place = 0, 0
         while True:
             code, then, otherwise, operand = program[place]
@@ -483,17 +530,42 @@ def test_the_filter_of_every_machine_refuses_what_it_should(machine: str) -> Non
             place += 1 + (then if holds else otherwise)
 
     allowed, refused, unknown = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-    assert {verdict(number) for number in found.refused} == {refused}
-    assert verdict(0) == verdict(1) == verdict(found.clone, 0x10000 | 0x100) == allowed
-    assert verdict(found.clone, signal.SIGCHLD) == refused
-    assert verdict(found.clone3) == unknown
-    assert verdict(0, architecture=0x40000003) == verdict(0x40000000) == refused
+    read, clone, fcntl = (0, 63), (56, 220), (72, 25)
+    assert {verdict(numbers) for numbers in call_filter._REFUSED.values()} - {None} == {refused}
+    assert verdict(read) == verdict(clone, 0x10000 | 0x100) == allowed
+    assert verdict(clone, signal.SIGCHLD) == refused
+    assert verdict((435, 435)) == verdict((437, 437)) == verdict((463, 463)) == verdict((2**30, 2**30)) == unknown
+    assert verdict(read, architecture=0x40000003) == refused
+    for kill in ((62, 129), (200, 130), (234, 131)):
+        assert verdict(kill, 4711, 9) == allowed
+        assert {verdict(kill, other, 4711) for other in (0, 1, 4712, 2**32 - 1)} == {refused}
+    assert (verdict((302, 261), 0), verdict((302, 261), 1)) == (allowed, refused)
+    assert [verdict(fcntl, 3, command) for command in (0, 4, 8, 15, 1030)] == [
+        allowed,
+        allowed,
+        refused,
+        refused,
+        allowed,
+    ]
+    for flags, expected in (
+        (os.O_CLOEXEC, allowed),
+        (os.O_TRUNC, refused),
+        (os.O_RDWR, refused),
+        (os.O_CREAT, refused),
+    ):
+        assert verdict((257, 56), 0, 1, flags) == expected
+        assert verdict((2, None), 0, flags) in (expected, None)
 
 
 async def test_what_the_kernel_cannot_do_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confinement, "_landlock_version", lambda: 0)
-    monkeypatch.setattr(confinement, "_filters_calls", lambda: False)
-    assert [line.split()[0] for line in lacking()] == ["Landlock,", "seccomp"]
+    assert len(lacking()) == 1
+    assert "may read and list what the appliance may" in lacking()[0]
+    monkeypatch.setattr(confinement, "filters_calls", lambda: False)
+    files, processes = lacking()
+    assert "may read, change and remove what the appliance may" in files
+    assert "disturb those of the same user" in processes
+    assert "the network where it gets no namespace" in processes
 
 
 async def test_parsing_stands_back_for_whoever_answers_on_the_same_cores(pool: Pool, tmp_path: Path) -> None:
