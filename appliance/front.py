@@ -133,9 +133,13 @@ class Front:
             if not task.cancelled() and (error := task.exception()):
                 log.error("%s %s failed: %s", asked.method, asked.path, type(error).__name__, exc_info=error)
 
+    def drain(self) -> None:
+        """Take nothing new from now on."""
+        self._draining = True
+
     async def settle(self, seconds: float) -> None:
         """Take nothing new, and let what runs end, for so many seconds at most."""
-        self._draining = True
+        self.drain()
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
 

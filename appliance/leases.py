@@ -54,9 +54,13 @@ class LeasedWork(ABC, Generic[_R]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._loop = None
-        if ids:
+        if not ids:
+            return
+        try:
             async with self._database.session() as session:
                 await self.let_go(session, ids)
+        except ApplianceError as error:
+            log.warning("work that was begun is taken up again only when its lease is over: %s", error)
 
     def wake(self) -> None:
         """There is something new."""
@@ -89,12 +93,14 @@ class LeasedWork(ABC, Generic[_R]):
 
     async def _work(self) -> None:
         while True:
+            self._wake.clear()  # before it looks: what comes meanwhile is seen in the next round
             try:
                 await self._renew()
                 await self._begin()
             except ApplianceError as error:
                 log.warning("stored work waits: %s", error)
-            self._wake.clear()
+            except Exception:
+                log.exception("looking for stored work failed and is tried again")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
 

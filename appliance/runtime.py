@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from appliance.models.registry import Models, build_models, model_spec
 from appliance.models.store import open_store
 from appliance.pipeline import Pipeline
 from appliance.plugins import Plugins
-from appliance.protocols import Engine, HealthCheck
+from appliance.protocols import HealthCheck
 from appliance.quotas import Quotas
 from appliance.recording import Recording
 from appliance.responses.background import BackgroundResponses
@@ -75,6 +76,7 @@ class Runtime:
     figures: IngestionFigures | None = None
     health_checks: Mapping[str, HealthCheck] = field(default_factory=dict)
     draining: bool = False
+    _grace_ends: float | None = None
     _held: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def start(self) -> None:
@@ -152,27 +154,29 @@ class Runtime:
                 except NotFound as error:
                     log.warning("model %s names a store that tenant %s has not: %s", model.name, tenant, error)
 
-    async def stop(self) -> None:
-        """Stop everything, in reverse; safe to call twice."""
+    def drain(self) -> float:
+        """Take nothing new. Gives the seconds left to what runs, of ``server.shutdown_grace`` from the first call."""
         self.draining = True
-        await self.context.front.settle(self.config.server.shutdown_grace)
-        await self.background.stop()
-        await self.batches.stop()
-        await self.housekeeper.stop()
-        await self.pipeline.recording.settle()
+        self.context.front.drain()
+        if self._grace_ends is None:
+            self._grace_ends = time.monotonic() + self.config.server.shutdown_grace
+        return max(0.0, self._grace_ends - time.monotonic())
+
+    async def stop(self) -> None:
+        """Stop everything, in reverse; safe to call twice. What fails to stop is logged, and keeps nothing else up."""
+        await _stopped("calls of plugins", self.context.front.settle(self.drain()))
+        await _stopped("background responses", self.background.stop())
+        await _stopped("batches", self.batches.stop())
+        await _stopped("the housekeeper", self.housekeeper.stop())
+        await _stopped("recording", self.pipeline.recording.settle())
         self.pipeline.trail.stop()
-        stops = [engine.stop() for engine in self.models.engines().values()]
-        for result in await asyncio.gather(*stops, return_exceptions=True):
-            if isinstance(result, BaseException):
-                log.error("an engine did not stop cleanly: %s", result)
-        try:
-            await self._held.aclose()
-        except Exception:
-            log.exception("a plugin did not stop cleanly")
+        stops = (_stopped(f"model {name}", engine.stop()) for name, engine in self.models.engines().items())
+        await asyncio.gather(*stops, return_exceptions=True)
+        await _stopped("a plugin", self._held.aclose())
 
     def unready(self) -> dict[str, str]:
         """Engines and worker that are not ready, by name."""
-        found = {name: "is not ready" for name, engine in self.models.engines().items() if not _ready(engine)}
+        found = {name: "is not ready" for name, engine in self.models.engines().items() if not engine.ready}
         if self.knowledge and not self.knowledge.ready:
             found["worker"] = "is not ready"
         return found
@@ -237,8 +241,11 @@ async def _or_start_error(start: Awaitable[None], what: str) -> None:
         ) from error
 
 
-def _ready(engine: Engine) -> bool:
-    return engine.ready
+async def _stopped(what: str, stop: Awaitable[None]) -> None:
+    try:
+        await stop
+    except Exception:
+        log.exception("%s did not stop cleanly", what)
 
 
 async def _check(check: HealthCheck) -> str | None:

@@ -141,7 +141,7 @@ class _Server(uvicorn.Server):
         if not self._runtime.draining:
             grace = self._runtime.config.server.shutdown_grace
             click.echo(f"stopping; running answers get up to {grace:.0f} s")
-        self._runtime.draining = True
+        self._runtime.drain()
         # Not uvicorn's own: it would raise the signal again at the end and skip what is still to be stopped.
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from appliance.errors import ApplianceError
 from appliance.gauges import Gauge, Gauges
 from appliance.storage import progress
 from appliance.storage.database import Database
 
+log = logging.getLogger("appliance")
 INTERVAL = 10.0
 _FILES, _PAGES = "appliance_ingestion_files", "appliance_ingestion_pages_per_second"
 
@@ -57,6 +59,10 @@ class IngestionFigures:
 
     async def _run(self) -> None:
         while True:
-            with suppress(ApplianceError):
+            try:
                 await self.look()
+            except ApplianceError as error:
+                log.debug("figures of ingestion wait: %s", error)
+            except Exception:
+                log.exception("figures of ingestion failed and are tried again")
             await asyncio.sleep(INTERVAL)

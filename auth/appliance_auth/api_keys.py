@@ -114,6 +114,8 @@ class ApiKeys:
                 await self.refresh()
             except ApplianceError as error:
                 log.warning("cannot look for API keys: %s", error)
+            except Exception:
+                log.exception("looking for API keys failed and is tried again")
 
     async def _check(self) -> None:
         began = time.monotonic()

@@ -136,6 +136,9 @@ class Keys:
         except ApplianceError as error:
             self._failing = True
             log.warning("the keys of %s cannot be fetched: %s", self._issuer, error)
+        except Exception:
+            self._failing = True
+            log.exception("fetching the keys of %s failed and is tried again", self._issuer)
         else:
             self._failing, self._fetched = False, self._clock()
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("appliance.grpc")
 _MAX_METADATA_BYTES = 32 * 1024
 _MAX_REPLY_BYTES = 256 * 2**20
+_END_SECONDS = 1.0
+"""For calls to say how they end: those that run have had ``server.shutdown_grace`` before, and ``Watch`` has no end."""
 _LOOK_SECONDS = 0.1
 """How soon it is seen that a server is broken."""
 
@@ -82,8 +84,8 @@ class _Kept:
                     await asyncio.sleep(_LOOK_SECONDS)
 
     async def stop(self) -> None:
-        """End the calls that run, within the time that they have for it."""
-        ending = [*self._ending, *([self._server.stop(self._grace)] if self._server else [])]
+        """End the calls that run."""
+        ending = [*self._ending, *([self._server.stop(_END_SECONDS)] if self._server else [])]
         await asyncio.gather(*ending, return_exceptions=True)
 
 

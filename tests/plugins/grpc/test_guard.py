@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import grpc
 import pytest
 from eventually import eventually
@@ -71,6 +73,17 @@ async def test_a_server_about_to_stop_is_told_as_not_serving(tmp_path) -> None:
         await box.runtime.context.front.settle(0)
         assert (await anext(watched)).status == serving.NOT_SERVING
         assert (await box.call("Check", health_pb2.HealthCheckRequest(), HEALTH)).status == serving.NOT_SERVING
+
+
+async def test_whoever_watches_does_not_hold_the_stop_up(tmp_path) -> None:
+    """``serving`` waits half a minute for the end."""
+    async with AsyncExitStack() as held:
+        async with grpc_box(tmp_path, config={"server": {"shutdown_grace": 300}}) as box:
+            box.channel = await held.enter_async_context(grpc.aio.insecure_channel(box.address))
+            watched = aiter(box.call("Watch", health_pb2.HealthCheckRequest(), HEALTH))
+            await anext(watched)
+        with pytest.raises(grpc.aio.AioRpcError):
+            [status async for status in watched]
 
 
 async def test_a19_reflection_is_off_by_default(tmp_path) -> None:
