@@ -1,12 +1,15 @@
-"""The queue of ingestions: claimed by lease, so that a worker that dies holds nothing for long."""
+"""The queue of ingestions: claimed by lease, so that a worker that dies holds nothing for long.
+
+Tenants take turns: first comes who has the fewest at work, so that nobody waits for all that another has attached.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVarTuple
 
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, Select, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage.ids import now
@@ -16,6 +19,9 @@ from appliance.storage.tables import File, Job, Reindex, StoreFile, VectorStore
 LEASE_SECONDS = 60
 MAX_ATTEMPTS = 25
 """How often a job may be begun without an end; something in it stops the worker then."""
+DOUBTFUL_ATTEMPTS = 3
+"""What was begun so often without an end may be what kills the worker: it comes behind all others."""
+_Columns = TypeVarTuple("_Columns")
 
 
 @dataclass(frozen=True)
@@ -57,11 +63,8 @@ class Work:
         return self.job_id is None
 
 
-async def claim(session: AsyncSession, owner: str, limit: int, backend: str | None = None) -> list[Work]:
-    """Take up to ``limit`` jobs, those begun least often first: one that kills the worker holds up no other.
-
-    Jobs of stores that another vector store than ``backend`` holds wait.
-    """
+async def claim(session: AsyncSession, owner: str, limit: int, backend: str) -> list[Work]:
+    """Take up to ``limit`` jobs, in turn. Jobs of stores that another vector store than ``backend`` holds wait."""
     query = (
         select(Job, StoreFile, File, VectorStore, Reindex.status)
         .join(StoreFile, (StoreFile.store_id == Job.store_id) & (StoreFile.file_id == Job.file_id))
@@ -69,18 +72,29 @@ async def claim(session: AsyncSession, owner: str, limit: int, backend: str | No
         .join(VectorStore, VectorStore.id == Job.store_id)
         .outerjoin(Reindex, Reindex.store_id == Job.store_id)
         .where(*_claimable(backend))
-        .order_by(Job.attempts, Job.id)
-        .limit(limit)
-        .with_for_update(skip_locked=True, of=Job)
     )
+    turn = in_turns(query).limit(limit).with_for_update(skip_locked=True, of=Job)
     claimed = []
-    for job, file, upload, store, reindex in (await session.execute(query)).all():
+    for job, file, upload, store, reindex in (await session.execute(turn)).all():
         job.owner, job.lease_expires, job.attempts = owner, now() + LEASE_SECONDS, job.attempts + 1
         claimed.append(_work(job, file, upload, store, replaced=reindex == "building"))
     return claimed
 
 
-def _claimable(backend: str | None) -> tuple[ColumnElement[bool], ...]:
+def in_turns(query: Select[*_Columns]) -> Select[*_Columns]:
+    """Jobs in the order in which they are to be claimed; what was put back comes behind what is new."""
+    at_work = (
+        select(Job.tenant, func.count().label("number"))
+        .where(Job.lease_expires > now())
+        .group_by(Job.tenant)
+        .subquery()
+    )
+    return query.outerjoin(at_work, at_work.c.tenant == Job.tenant).order_by(
+        Job.attempts >= DOUBTFUL_ATTEMPTS, func.coalesce(at_work.c.number, 0), Job.attempts, Job.not_before, Job.id
+    )
+
+
+def _claimable(backend: str) -> tuple[ColumnElement[bool], ...]:
     """What must be so of a job, its file and its store."""
     due_now = Job.not_before <= now(), Job.lease_expires <= now()
     return *due_now, VectorStore.removing.is_(False), StoreFile.removing.is_(False), here(backend)
@@ -199,7 +213,7 @@ async def end(session: AsyncSession, work: Work) -> None:
     await session.execute(delete(Job).where(Job.id == work.job_id, Job.version == work.version))
 
 
-async def due(session: AsyncSession, backend: str | None = None) -> bool:
+async def due(session: AsyncSession, backend: str) -> bool:
     """Whether a claim would find something; a read, so that an idle worker writes nothing."""
     query = (
         select(Job.id)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, func, or_, select, true, update
+from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage.tables import VectorStore
 
 
-def here(backend: str | None) -> ColumnElement[bool]:
-    """Stores that ``backend`` holds, or that hold nothing yet; all stores for ``None``."""
-    return true() if backend is None else or_(VectorStore.backend.is_(None), VectorStore.backend == backend)
+def here(backend: str) -> ColumnElement[bool]:
+    """Stores that ``backend`` holds, or that hold nothing yet."""
+    return or_(VectorStore.backend.is_(None), VectorStore.backend == backend)
 
 
 def is_here(store: VectorStore, backend: str) -> bool:

@@ -9,6 +9,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage.ids import now
+from appliance.storage.jobs import in_turns
 from appliance.storage.tables import File, Job, StoreFile, VectorStore
 
 
@@ -61,10 +62,10 @@ async def ingestions(session: AsyncSession, limit: int) -> list[Ingestion]:
         select(Job, File.filename, VectorStore.name)
         .join(File, File.id == Job.file_id)
         .join(VectorStore, VectorStore.id == Job.store_id)
-        .order_by((Job.lease_expires > now()).desc(), Job.attempts, Job.id)
-        .limit(limit)
+        .order_by((Job.lease_expires > now()).desc())
     )
-    return [_ingestion(job, filename, store) for job, filename, store in (await session.execute(query)).all()]
+    rows = await session.execute(in_turns(query).limit(limit))
+    return [_ingestion(job, filename, store) for job, filename, store in rows]
 
 
 def _ingestion(job: Job, filename: str, store: str) -> Ingestion:

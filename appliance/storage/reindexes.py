@@ -90,7 +90,7 @@ async def every(session: AsyncSession) -> Sequence[Reindex]:
     return (await session.scalars(select(Reindex))).all()
 
 
-async def of_status(session: AsyncSession, status: str, backend: str | None = None) -> Sequence[Reindex]:
+async def of_status(session: AsyncSession, status: str, backend: str) -> Sequence[Reindex]:
     """Those of one status, of stores that ``backend`` holds and that are not being deleted."""
     query = select(Reindex).join(VectorStore, VectorStore.id == Reindex.store_id)
     query = query.where(Reindex.status == status, VectorStore.removing.is_(False), here(backend))
@@ -122,7 +122,7 @@ def _mine() -> ColumnElement[bool]:
     )
 
 
-def _open(query: Select[*_Columns], fingerprints: Collection[str], backend: str | None) -> Select[*_Columns]:
+def _open(query: Select[*_Columns], fingerprints: Collection[str], backend: str) -> Select[*_Columns]:
     """Over the completed files that are still to be indexed into a second collection, by one of these embedders."""
     to_do = RebuiltFile.done.is_(False) & RebuiltFile.error_code.is_(None) & (RebuiltFile.not_before <= now())
     return (
@@ -137,9 +137,7 @@ def _open(query: Select[*_Columns], fingerprints: Collection[str], backend: str 
     )
 
 
-async def due(
-    session: AsyncSession, limit: int, fingerprints: Collection[str], backend: str | None = None
-) -> list[tuple[str, str]]:
+async def due(session: AsyncSession, limit: int, fingerprints: Collection[str], backend: str) -> list[tuple[str, str]]:
     """Store and file ids of what is to do, one store after the other, what was begun least often first.
 
     Costs about a microsecond for each file of the stores that are built, so ask for many at once.
@@ -150,7 +148,7 @@ async def due(
 
 
 async def claim(
-    session: AsyncSession, key: tuple[str, str], fingerprints: Collection[str], backend: str | None = None
+    session: AsyncSession, key: tuple[str, str], fingerprints: Collection[str], backend: str
 ) -> Work | None:
     """Begin one of them, unless it is not to do any more."""
     query = _open(select(StoreFile, Reindex, File, RebuiltFile), fingerprints, backend)
@@ -241,7 +239,7 @@ async def try_again(session: AsyncSession, row: Reindex) -> None:
     await session.execute(delete(RebuiltFile).where(*failed))
 
 
-async def whole(session: AsyncSession, fingerprints: Collection[str], backend: str | None = None) -> Sequence[str]:
+async def whole(session: AsyncSession, fingerprints: Collection[str], backend: str) -> Sequence[str]:
     """Ids of the stores whose second collection, by one of these embedders, has all it can have: it may take over."""
     settled = or_(RebuiltFile.done, RebuiltFile.error_code.is_not(None) & Reindex.skip_failed)
     missing = exists().where(

@@ -140,7 +140,7 @@ async def fresh(session: AsyncSession, seen: StoreFile) -> None:
         row.stale = False
 
 
-async def stale(session: AsyncSession, backend: str | None = None) -> Sequence[tuple[str, str]]:
+async def stale(session: AsyncSession, backend: str) -> Sequence[tuple[str, str]]:
     """Store and file ids of completed files whose chunks, in ``backend``, lack their attributes and readers yet."""
     query = select(StoreFile.store_id, StoreFile.file_id).join(VectorStore, VectorStore.id == StoreFile.store_id)
     query = query.where(StoreFile.stale.is_(True), StoreFile.status == "completed", here(backend))
@@ -197,7 +197,7 @@ async def remove(session: AsyncSession, store_id: str, file_id: str) -> None:
     await session.execute(_one(delete(StoreFile), store_id, file_id))
 
 
-async def being_removed(session: AsyncSession, backend: str | None = None) -> Sequence[tuple[str, str]]:
+async def being_removed(session: AsyncSession, backend: str) -> Sequence[tuple[str, str]]:
     """Store and file ids of removals that were begun, of stores that ``backend`` holds."""
     query = select(StoreFile.store_id, StoreFile.file_id).join(VectorStore, VectorStore.id == StoreFile.store_id)
     query = query.where(StoreFile.removing.is_(True), here(backend))

@@ -169,7 +169,7 @@ async def tenant_of(session: AsyncSession, store_id: str) -> str:
     return found
 
 
-async def expired(session: AsyncSession, backend: str | None = None) -> Sequence[str]:
+async def expired(session: AsyncSession, backend: str) -> Sequence[str]:
     """Ids of stores that have expired and still hold something, which ``backend`` does."""
     filled = or_(VectorStore.fingerprint.is_not(None), exists().where(StoreFile.store_id == VectorStore.id))
     over = VectorStore.last_active_at + VectorStore.expires_days * DAY_SECONDS <= now()
@@ -205,7 +205,7 @@ def store_of(collection: str) -> str:
     return _PREFIX + collection.removeprefix(_PREFIX).partition("_")[0]
 
 
-async def being_removed(session: AsyncSession, backend: str | None = None) -> Sequence[str]:
+async def being_removed(session: AsyncSession, backend: str) -> Sequence[str]:
     """Ids of stores whose removal was begun, which ``backend`` holds."""
     query = select(VectorStore.id).where(VectorStore.removing.is_(True), here(backend))
     return (await session.scalars(query)).all()

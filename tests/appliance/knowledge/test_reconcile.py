@@ -58,7 +58,7 @@ async def readers_of(made: Stack, store: str, file: str) -> set[tuple[str, ...]]
 
 async def done(made: Stack) -> bool:
     async with made.database.session(write=False) as session:
-        return not await jobs.due(session)
+        return not await jobs.due(session, "memory")
 
 
 async def test_where_all_is_well_nothing_is_out_of_place(made) -> None:

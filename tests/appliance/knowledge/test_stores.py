@@ -58,7 +58,7 @@ async def test_a_lease_of_another_worker_is_respected_until_it_runs_out(tmp_path
     store, file = await queued(tmp_path, owner="another", lease_expires=now() + 600)
     async with stack(tmp_path) as made:
         async with made.database.session(write=False) as session:
-            assert not await jobs.due(session)
+            assert not await jobs.due(session, "memory")
         assert (await made.row(store, file)).status == "in_progress"
         async with made.database.session() as session:
             await session.execute(update(Job).values(lease_expires=now() - 1))

@@ -239,7 +239,7 @@ async def test_a_job_is_claimed_by_exactly_one_of_several_workers(several) -> No
     async def work(name: str, database: Database) -> None:
         while True:
             async with database.session() as session:
-                found = await jobs.claim(session, name, 3)
+                found = await jobs.claim(session, name, 3, "memory")
                 await asyncio.sleep(random.random() / 500)  # others get in between
             if not found:
                 return

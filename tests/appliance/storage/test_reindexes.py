@@ -53,12 +53,12 @@ async def begin(database: Database, *, skip_failed: bool = False) -> None:
 
 async def due(database: Database, fingerprints=NEW) -> list[str]:
     async with database.session(write=False) as session:
-        return [file_id for _, file_id in await reindexes.due(session, 10, fingerprints)]
+        return [file_id for _, file_id in await reindexes.due(session, 10, fingerprints, "memory")]
 
 
 async def take(database: Database, file_id: str) -> jobs.Work | None:
     async with database.session() as session:
-        return await reindexes.claim(session, (STORE, file_id), NEW)
+        return await reindexes.claim(session, (STORE, file_id), NEW, "memory")
 
 
 async def finish(database: Database, file_id: str, chunks: int = 3) -> None:
@@ -70,7 +70,7 @@ async def finish(database: Database, file_id: str, chunks: int = 3) -> None:
 
 async def whole(database: Database) -> bool:
     async with database.session(write=False) as session:
-        return STORE in await reindexes.whole(session, NEW)
+        return STORE in await reindexes.whole(session, NEW, "memory")
 
 
 async def switch(database: Database) -> None:
@@ -193,7 +193,7 @@ async def test_a_claimed_job_knows_its_collection_and_whether_another_model_come
         session.add(Job(store_id=STORE, file_id="file-a", tenant="default", version=1))
     await begin(database)
     async with database.session() as session:
-        (work,) = await jobs.claim(session, "worker", 5)
+        (work,) = await jobs.claim(session, "worker", 5, "memory")
     assert (work.collection, work.generation, work.replaced, work.is_rebuild) == (STORE, 0, True, False)
     async with database.session() as session:
         assert await jobs.let_go_of_store(session, STORE) == ["file-a"]

@@ -54,7 +54,7 @@ async def test_b15_readers_that_change_while_a_file_is_completed_are_still_to_be
 
     monkeypatch.setattr(sealing, "_report", held)
     async with database.session() as session:
-        (work,) = await jobs.claim(session, "worker", 1)
+        (work,) = await jobs.claim(session, "worker", 1, "memory")
     sealer = sealing.Sealer(database, MemoryStore(), lambda: True, lambda: None)
     assert await sealer._complete([sealing.Written(work, 1, 1, (), work.attributes, work.readers)]) == []
     await asyncio.gather(*changes)
@@ -67,8 +67,8 @@ async def test_b15_readers_that_change_while_a_file_is_completed_are_still_to_be
 async def test_a_job_of_what_is_being_removed_is_not_due(database, removed) -> None:
     await being_indexed(database)
     async with database.session() as session:
-        assert await jobs.due(session)
+        assert await jobs.due(session, "memory")
         await session.execute(update(removed).values(removing=True))
     async with database.session() as session:
-        assert not await jobs.due(session)
-        assert await jobs.claim(session, "worker", 1) == []
+        assert not await jobs.due(session, "memory")
+        assert await jobs.claim(session, "worker", 1, "memory") == []

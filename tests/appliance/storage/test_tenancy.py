@@ -299,4 +299,4 @@ async def test_the_same_place_in_two_tenants_is_counted_apart(database) -> None:
 
 async def test_the_worker_sees_the_jobs_of_all_tenants(database, theirs) -> None:
     async with database.session() as session:
-        assert {work.tenant for work in await jobs.claim(session, "worker", 10)} == {"a", "b"}
+        assert {work.tenant for work in await jobs.claim(session, "worker", 10, "memory")} == {"a", "b"}
