@@ -1,12 +1,14 @@
 """Runs the content filters of a call, in order, and decides what happens when one of them breaks.
 
 A filter that raises anything but a RequestError blocks the request (fails closed), unless its plugin is listed
-under ``filters.fail_open``; either way the log names it.
+under ``filters.fail_open``; either way the log names it. An answer of which a filter has changed something is broken
+off all the same: what the filter still holds of it nobody knows, and an answer with a gap must not look whole.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -79,38 +81,61 @@ class Filters:
         self, name: str, filter_: OutputFilter, call: Call, chunks: AsyncIterator[Chunk]
     ) -> AsyncIterator[Chunk]:
         """One filter; if it breaks and may, what it had taken and not given back passes unfiltered."""
-        taken: list[Chunk] = []
-        upstream_failed = False
-
-        async def source() -> AsyncIterator[Chunk]:
-            nonlocal upstream_failed
-            try:
-                async for chunk in chunks:
-                    taken.append(chunk)
-                    yield chunk
-            except BaseException:
-                upstream_failed = True
-                raise
-
+        taken = _Taken(chunks)
         try:
-            async with aclosing(filter_.filter_output(call, source())) as filtered:  # type: ignore[type-var]
+            async with aclosing(filter_.filter_output(call, taken.chunks())) as filtered:  # type: ignore[type-var]
                 async for chunk in filtered:
-                    taken.clear()
+                    taken.give_back(chunk)
                     yield chunk
             return
         except RequestError:
             raise
         except Exception:
-            if upstream_failed or not self._survives(name, call):
+            if taken.failed or not self._survives(name, call, changed=taken.changed):
                 raise
-        for chunk in taken:
-            yield chunk
-        async for chunk in chunks:
+        async for chunk in taken.rest():
             yield chunk
 
-    def _survives(self, name: str, call: Call) -> bool:
-        survives = name in self.fail_open
+    def _survives(self, name: str, call: Call, *, changed: bool = False) -> bool:
+        survives = name in self.fail_open and not changed
         log.exception(
             "filter plugin %s broke; request %s %s", name, call.id, "passes unfiltered" if survives else "is blocked"
         )
         return survives
+
+
+class _Taken:
+    """What a filter takes of an answer, and what of it the filter still holds while it changes nothing."""
+
+    def __init__(self, chunks: AsyncIterator[Chunk]) -> None:
+        self._chunks = chunks
+        self._held: deque[Chunk] = deque()
+        self.failed = False
+        """Whether the answer broke off before it came to the filter."""
+        self.changed = False
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """The answer as the filter gets it."""
+        try:
+            async for chunk in self._chunks:
+                if not self.changed:
+                    self._held.append(chunk)
+                yield chunk
+        except BaseException:
+            self.failed = True
+            raise
+
+    def give_back(self, chunk: Chunk) -> None:
+        """Note a chunk that comes out of the filter."""
+        if self._held and chunk is self._held[0]:
+            self._held.popleft()
+        else:
+            self.changed = True
+            self._held.clear()
+
+    async def rest(self) -> AsyncIterator[Chunk]:
+        """What the filter holds, and what it has not seen."""
+        for chunk in self._held:
+            yield chunk
+        async for chunk in self._chunks:
+            yield chunk

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from eventually import until
 from inline import InputHook, Notebook, OutputHook, Slots, provides
-from loopback import HELLO, assert_openai_error, chunks_of, connection, raw_answer, request_bytes, text_of
+from loopback import HELLO, assert_openai_error, chunks_of, connection, raw_answer, request_bytes, sse_events, text_of
 from steps import ORDER, OWN_MODEL, SEARCHING, Steps
 
 from appliance.plugin import (
     Blocked,
+    Chunk,
     EngineUnavailable,
     Forbidden,
     NotFound,
@@ -280,6 +282,40 @@ async def test_an_output_filter_that_breaks_closes_the_stream_or_lets_it_through
         _, _, raw = await raw_answer(b.url, request)
     assert text_of(raw) == "abc"
     assert "passes unfiltered" in caplog.text
+
+
+class Delaying:
+    """An output filter that holds one chunk back, and breaks at the fourth; ``change`` is done to what comes out."""
+
+    def __init__(self, change: Callable[[Chunk], Chunk]) -> None:
+        self.change = change
+
+    async def filter_output(self, call, chunks):
+        held = []
+        async for chunk in chunks:
+            held.append(chunk)
+            if len(held) == 4:
+                raise ValueError("broken filter")
+            if len(held) > 1:
+                yield self.change(held[-2])
+
+
+async def delayed(box, change: Callable[[Chunk], Chunk]) -> bytes:
+    """A stream of six words through such a filter, which may fail open."""
+    plugin, request = provides(output_filters=[Delaying(change)]), {"model": "m", "messages": HELLO, "stream": True}
+    async with box([Emit(word) for word in "abcdef"], {"filters": {"fail_open": ["broken"]}}, broken=plugin) as b:
+        return (await raw_answer(b.url, request_bytes(CHAT, request)))[2]
+
+
+async def test_what_a_broken_output_filter_held_back_is_not_lost(box):
+    assert text_of(await delayed(box, lambda chunk: chunk)) == "abcdef"
+
+
+async def test_an_answer_that_a_broken_output_filter_has_changed_is_broken_off(box, caplog):
+    raw = await delayed(box, lambda chunk: Chunk(body=chunk.body))
+    assert "error" in chunks_of(raw)[-1]
+    assert "[DONE]" not in sse_events(raw)
+    assert "is blocked" in caplog.text
 
 
 async def test_an_input_filter_that_breaks_blocks_or_lets_through_as_configured(box, caplog):
