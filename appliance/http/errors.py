@@ -79,8 +79,9 @@ def problem(error: BaseException, auth: AuthConfig, form: ErrorForm = OPENAI) ->
 
 
 def log_unexpected(error: BaseException, request_id: str) -> None:
-    """Write what a client must not see. Our own errors are not unexpected."""
-    if not isinstance(error, ApplianceError | HTTPException | ClientGone):
+    """Write what a client must not see. What is told as it is, and a client that left, are not unexpected."""
+    told = isinstance(error, RequestError) or (isinstance(error, HTTPException) and error.status_code < 500)
+    if not told and not isinstance(error, ClientGone):
         log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
 
 

@@ -133,6 +133,7 @@ async def _followed(
                 seen += len(events)
                 yield b"".join(events)
     except ApplianceError as error:
+        errors.log_unexpected(error, response_id)
         shown = errors.as_request_error(error)
         told = {"code": shown.code, "message": str(shown), "param": shown.param, "sequence_number": max(0, seen)}
         yield encoded({"type": "error", **told})

@@ -15,8 +15,8 @@ from functools import partial
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from appliance.errors import ApplianceError, RequestError
-from appliance.http.errors import as_request_error
+from appliance.errors import RequestError
+from appliance.http.errors import as_request_error, log_unexpected
 from appliance.leases import LeasedWork
 from appliance.responses.events import EventLog, News
 from appliance.responses.output import Json, ResponseBuilder
@@ -85,8 +85,9 @@ class BackgroundResponses(LeasedWork[StoredResponse]):
         except NotWanted:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the response says that it failed
-            told = error if isinstance(error, ApplianceError) else type(error).__name__
-            log.warning("background response %s failed: %s", row.id, told)
+            if isinstance(error, RequestError):
+                log.warning("background response %s failed: %s", row.id, error)
+            log_unexpected(error, row.id)
             ending = [builder.fail(as_request_error(error))]
             await self._end(row.tenant, builder.response, ending, events)
 

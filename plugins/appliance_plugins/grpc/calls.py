@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from google.protobuf.message import Message
 
 from appliance.plugin import ApplianceError, Asked, BadRequest, EventSplitter, Front, Reply, RequestError, event_data
 
+log = logging.getLogger("appliance.grpc")
 Context: TypeAlias = grpc.aio.ServicerContext
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
@@ -73,6 +75,8 @@ class Failed(Exception):
 def failure(error: ApplianceError) -> Failed:
     """One of our own errors, as a route would tell it."""
     shown = error if isinstance(error, RequestError) else RequestError("the server had an internal error; see its log")
+    if shown is not error:
+        log.error("a call failed: %s", error, exc_info=error)
     told = {"message": str(shown), "type": shown.type, "code": shown.code, "param": shown.param}
     headers = {} if shown.retry_after is None else {"retry-after": str(math.ceil(shown.retry_after))}
     return Failed(_STATUS.get(shown.status, grpc.StatusCode.INTERNAL), told, headers)
