@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 
 from appliance.errors import ApplianceError
 from appliance.knowledge.api import Knowledge
@@ -16,6 +15,7 @@ from appliance.storage.database import Database
 from appliance.storage.ids import now_us
 from appliance.storage.sweep import sweep_blobs
 from appliance.types import Scope
+from appliance.wording import counted
 
 log = logging.getLogger("appliance")
 INTERVAL = 60.0
@@ -63,10 +63,23 @@ class Housekeeper:
             await _tried(chore)
 
     async def _remove_files(self) -> None:
+        """All whose time is over; those that cannot go yet keep no other, and are told of in one line."""
+        last, failed = "", {}
+        while found := await self._expired(last):
+            for tenant, file_id in found:
+                try:
+                    await remove_file(self._database, self._knowledge, self._blobs, Scope(tenant), file_id)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the next round tries again
+                    failed[file_id] = error
+            last = found[-1][1]
+        if failed:
+            first, error = next(iter(failed.items()))
+            trace = None if isinstance(error, ApplianceError) else error
+            log.warning("%s cannot go yet; %s: %s", counted(len(failed), "expired file"), first, error, exc_info=trace)
+
+    async def _expired(self, last: str) -> Sequence[tuple[str, str]]:
         async with self._database.session(write=False) as session:
-            found = await files.expired(session, _GROUP)
-        for tenant, file_id in found:
-            await _tried(partial(remove_file, self._database, self._knowledge, self._blobs, Scope(tenant), file_id))
+            return await files.expired(session, last, _GROUP)
 
     async def _remove_uploads(self) -> None:
         async with self._database.session() as session:

@@ -97,10 +97,11 @@ async def stores_of(session: TenantSession, file_id: str) -> Sequence[str]:
 # -- over all tenants ------------------------------------------------------------------------------------
 
 
-async def expired(session: AsyncSession, limit: int) -> Sequence[tuple[str, str]]:
-    """Tenant and id of files whose time is over, and which no batch reads."""
+async def expired(session: AsyncSession, after: str, limit: int) -> Sequence[tuple[str, str]]:
+    """Tenant and id of files whose time is over, and which no batch reads; those behind the id ``after``, in order."""
     reading = exists().where(Batch.input_file_id == File.id, Batch.status.in_(UNFINISHED))
-    query = select(File.tenant, File.id).where(File.expires_at <= now(), ~reading).limit(limit)
+    query = select(File.tenant, File.id).where(File.expires_at <= now(), File.id > after, ~reading)
+    query = query.order_by(File.id).limit(limit)
     return [(tenant, file_id) for tenant, file_id in await session.execute(query)]
 
 

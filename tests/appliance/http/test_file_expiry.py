@@ -10,6 +10,9 @@ from inline import Everything, Keys, provides
 from openai.types import FileObject
 from sqlalchemy import select, update
 
+from appliance import housekeeping
+from appliance.errors import RetrievalUnavailable
+from appliance.knowledge.removal import remove_file
 from appliance.plugin import Principal
 from appliance.storage.ids import now
 from appliance.storage.tables import File, StoreFile
@@ -123,3 +126,24 @@ async def test_the_files_of_a_persons_batches_are_that_persons(box) -> None:
                     await call(mine.id)
             with pytest.raises(openai.NotFoundError):
                 await of[name].vector_stores.create(file_ids=[mine.id])
+
+
+async def test_expired_files_that_cannot_go_keep_no_other_and_are_told_of_in_one_line(box, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(housekeeping, "_GROUP", 2)
+    stuck: set[str] = set()
+
+    async def removed(database, knowledge, blobs, scope, file_id) -> None:
+        if file_id in stuck:
+            raise RetrievalUnavailable("the file is in a vector store and retrieval is off")
+        await remove_file(database, knowledge, blobs, scope, file_id)
+
+    monkeypatch.setattr(housekeeping, "remove_file", removed)
+    async with box() as b:
+        made = sorted([(await b.openai.files.create(file=("a", b"x"), purpose="assistants")).id for _ in range(6)])
+        stuck.update(made[:3])
+        for file_id in made:
+            await expire(b, file_id)
+        await b.runtime.housekeeper.tidy()
+        async with b.runtime.database.session(write=False) as session:
+            assert sorted(await session.scalars(select(File.id))) == made[:3]
+        assert f"3 expired files cannot go yet; {made[0]}: the file is in a vector store" in caplog.text
