@@ -51,12 +51,25 @@ async def document(session: TenantSession, source: str, key: str) -> SourceFile:
     return found
 
 
-async def record(session: TenantSession, name: str, store_id: str | None, error: str | None, *, listed: bool) -> bool:
-    """Note what a sync came to; whether the error is another than before."""
+# -- over all tenants ------------------------------------------------------------------------------------
+
+
+async def owner(session: AsyncSession, name: str) -> str | None:
+    """Whose the documents of a source are; a name is of one tenant."""
+    documents = select(SourceFile.tenant).where(SourceFile.source == name)
+    return await session.scalar(
+        documents.union_all(select(DocumentSource.tenant).where(DocumentSource.name == name)).limit(1)
+    )
+
+
+async def record(
+    session: AsyncSession, name: str, tenant: str, store_id: str | None, error: str | None, *, listed: bool
+) -> bool:
+    """Note what a sync came to; whether the error is another than before. A source that is known keeps its tenant."""
     row = await session.get(DocumentSource, name)
     before = row.error if row else None
     if row is None:
-        row = DocumentSource(name=name)
+        row = DocumentSource(name=name, tenant=tenant)
         session.add(row)
     row.store_id, row.tried_us, row.error = store_id or row.store_id, now_us(), error
     if listed:
@@ -64,14 +77,13 @@ async def record(session: TenantSession, name: str, store_id: str | None, error:
     return error != before
 
 
-# -- over all tenants ------------------------------------------------------------------------------------
-
-
 async def with_news(session: AsyncSession) -> set[str]:
-    """The sources that have a new file which is no longer being indexed."""
+    """The sources that have a new file which their store is no longer indexing."""
+    theirs = (StoreFile.file_id == SourceFile.next_id) & (StoreFile.store_id == DocumentSource.store_id)
     query = (
         select(SourceFile.source)
-        .outerjoin(StoreFile, StoreFile.file_id == SourceFile.next_id)
+        .join(DocumentSource, DocumentSource.name == SourceFile.source)
+        .outerjoin(StoreFile, theirs)
         .where(SourceFile.next_id.is_not(None), func.coalesce(StoreFile.status, "") != "in_progress")
     )
     return set((await session.scalars(query.distinct())).all())

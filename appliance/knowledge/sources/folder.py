@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from mimetypes import guess_type
 from pathlib import Path
+from typing import BinaryIO
 
 from appliance.knowledge.sources.patterns import is_plain, name_fits, parts_of
 from appliance.knowledge.sources.source import Entry, Fetched, Listing, SourceError
@@ -40,18 +41,8 @@ class FolderSource:
 
     async def fetch(self, key: str, known: str, writer: BlobWriter) -> Fetched | None:
         """See ``Source``."""
-        root = await asyncio.to_thread(self._root)
-        try:
-            descriptor = os.open(root / key, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise SourceError(f"cannot be read ({error.strerror}); check its permissions") from None
-        with os.fdopen(descriptor, "rb") as file:
-            # Asked of what was opened: a link may have been put in its place since it was listed.
-            if not Path(f"/proc/self/fd/{descriptor}").resolve().is_relative_to(root):
-                raise SourceError(OUTSIDE)
-            before = os.fstat(descriptor)
-            if not stat.S_ISREG(before.st_mode):
-                raise SourceError("is no file")
+        file, before = await asyncio.to_thread(self._opened, key)
+        with file:
             if _version(before) == known:
                 return None
             if before.st_size > self.max_bytes:
@@ -59,14 +50,34 @@ class FolderSource:
             try:
                 while data := await asyncio.to_thread(file.read, _READ_BYTES):
                     await writer.write(data)
+                after = await asyncio.to_thread(os.fstat, file.fileno())
             except OSError as error:
                 raise SourceError(f"cannot be read ({error.strerror}); check the disk it is on") from None
-            if _version(os.fstat(descriptor)) != _version(before) or writer.size != before.st_size:
+            if _version(after) != _version(before) or writer.size != before.st_size:
                 raise SourceError("changed while it was read; the next sync takes it")
         return Fetched(_version(before), key[-_MAX_NAME:], guess_type(key)[0])
 
     async def aclose(self) -> None:
         """Nothing is held."""
+
+    def _opened(self, key: str) -> tuple[BinaryIO, os.stat_result]:
+        """A document, and how it was found. Runs in a thread, as all here that may wait for a disk elsewhere."""
+        root = self._root()
+        try:
+            file = open(root / key, "rb", opener=_opener)  # noqa: SIM115 - whoever asked closes it
+        except OSError as error:
+            raise SourceError(f"cannot be read ({error.strerror}); check its permissions") from None
+        try:
+            # Asked of what was opened: a link may have been put in its place since it was listed.
+            if not Path(f"/proc/self/fd/{file.fileno()}").resolve().is_relative_to(root):
+                raise SourceError(OUTSIDE)
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise SourceError("is no file")
+        except BaseException:
+            file.close()
+            raise
+        return file, found
 
     def _root(self) -> Path:
         try:
@@ -154,3 +165,8 @@ class _Walk:
 def _version(found: os.stat_result) -> str:
     """Changes also where the time of writing was set back, since nobody can set the time of that."""
     return f"{found.st_mtime_ns:x}-{found.st_ctime_ns:x}-{found.st_size:x}"
+
+
+def _opener(path: str, flags: int) -> int:
+    """Opens without waiting for whoever would write into a named pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)

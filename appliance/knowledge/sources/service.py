@@ -22,6 +22,8 @@ from appliance.storage.database import Database
 
 log = logging.getLogger("appliance.sources")
 _POLL_SECONDS = 1.0
+_RETRY_SECONDS = 10.0
+"""How long a source rests of which a step has failed."""
 
 
 class Sources:
@@ -34,6 +36,8 @@ class Sources:
         self._indexing = indexing
         self._wanted = {source.name: source for source in configured(config)}
         self._due = {source.name: 0.0 for source in self._wanted.values() if source.every or is_seed(source)}
+        self._resting: dict[str, float] = {}
+        """Until when those rest that failed."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._running: set[asyncio.Task[object]] = set()
         self._loop: asyncio.Task[None] | None = None
@@ -69,7 +73,9 @@ class Sources:
 
     async def _advance(self, wanted: SourceConfig) -> None:
         async with self._locks[wanted.name]:
+            self._resting[wanted.name] = time.monotonic() + _RETRY_SECONDS  # should it fail
             await self._one(wanted, SyncOrder()).advance()
+            del self._resting[wanted.name]
 
     def _one(self, wanted: SourceConfig, order: SyncOrder) -> Sync:
         return Sync(
@@ -101,7 +107,7 @@ class Sources:
         async with self._database.session(write=False) as session:
             names = await sources.with_news(session)
         for name in names & self._wanted.keys():
-            if not self._locks[name].locked():
+            if not self._locks[name].locked() and self._resting.get(name, 0.0) <= time.monotonic():
                 self._begin(self._advance(self._wanted[name]))
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
@@ -111,5 +117,9 @@ class Sources:
 
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, ApplianceError):
+            log.warning("a document source waits: %s", error)
+        else:
             log.error("a document source could not be brought in step", exc_info=error)

@@ -7,6 +7,7 @@ good by the next sync: what was not noted is done again, and bytes without a row
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -104,6 +105,13 @@ class Sync:
     # -- what is there already -------------------------------------------------------------------------
 
     async def _store(self) -> str:
+        """The store's id, made if it is not there. Raises SourceError for a source that was another tenant's."""
+        async with self.database.session(write=False) as session:
+            owner = await sources.owner(session, self.wanted.name)
+        if owner not in (None, self.wanted.tenant):
+            raise SourceError(
+                f"what was taken from it belongs to tenant {owner}; set its tenant back, or give it another name"
+            )
         async with self.database.tenant(self.wanted.tenant, write=False) as session:
             found = await stores.by_name(session, self.wanted.store)
         if found is not None:
@@ -266,7 +274,7 @@ class Sync:
             if await files.stores_of(session, file_id):
                 return
             await files.remove(session, file_id)
-        self.blobs.remove(file_id)
+        await asyncio.to_thread(self.blobs.remove, file_id)
 
     # -- what is noted ---------------------------------------------------------------------------------
 
@@ -289,8 +297,10 @@ class Sync:
         for key, reason in report.failures.items():
             log.warning("source %s: %s %s", report.name, key, reason)
         done = {name: getattr(report, name) for name in ("added", "changed", "renamed", "removed")}
-        async with self.database.tenant(self.wanted.tenant) as session:
-            news = await sources.record(session, report.name, report.store_id, report.error, listed=listed)
+        async with self.database.session() as session:
+            news = await sources.record(
+                session, report.name, self.wanted.tenant, report.store_id, report.error, listed=listed
+            )
         if news or any(done.values()):
             event = AuditEvent(
                 action="sources.sync",

@@ -1,15 +1,17 @@
-"""What earlier versions copied from ``retrieval.stores`` becomes a source's, so that no start copies it again."""
+"""Rows of document sources: what earlier versions copied becomes a source's, and what is news of one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url, text, update
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from appliance.storage.database import Database
 from appliance.storage.migrations.run import settings, upgrade
-from appliance.storage.sources import documents
+from appliance.storage.sources import documents, with_news
+from appliance.storage.tables import File, StoreFile, VectorStore
+from appliance.storage.tables.sources import DocumentSource, SourceFile
 
 ROWS = """
 INSERT INTO vector_stores (id, tenant, name, metadata, last_active_at, removing, created_us, metric, generation,
@@ -48,3 +50,27 @@ async def test_files_of_configured_stores_become_their_sources(url) -> None:
         ("docs/a.md", "file-1", None, "aa", ""),
         ("twice.md", "file-3", "file-4", "", ""),
     ]
+
+
+async def test_a_file_that_a_client_put_into_another_store_is_no_news_while_its_own_indexes_it(database) -> None:
+    mine = {"tenant": "default"}
+    async with database.session() as session:
+        session.add_all(
+            VectorStore(id=store_id, name="", labels={}, last_active_at=0, removing=False, created_us=1, **mine)
+            for store_id in ("vs_source", "vs_client")
+        )
+        session.add(File(id="file-1", filename="a.md", purpose="", bytes=1, sha256="", created_us=1, **mine))
+        await session.flush()
+        session.add_all(
+            StoreFile(
+                store_id=store_id, file_id="file-1", version=1, status=status, attributes={}, chunk_size=100,
+                chunk_overlap=0, created_us=1, **mine,
+            )
+            for store_id, status in (("vs_source", "in_progress"), ("vs_client", "completed"))
+        )  # fmt: skip
+        session.add(DocumentSource(name="docs", store_id="vs_source", tried_us=1, **mine))
+        session.add(SourceFile(source="docs", key="a.md", next_id="file-1", **mine))
+    async with database.session() as session:
+        assert await with_news(session) == set()
+        await session.execute(update(StoreFile).values(status="completed"))
+        assert await with_news(session) == {"docs"}

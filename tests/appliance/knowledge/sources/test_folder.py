@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from eventually import until
 from sources_kit import digest_of, folder, synced, write
 
-from appliance.errors import NotFound
+from appliance.errors import NotFound, RetrievalUnavailable
+from appliance.knowledge.sources import folder as folder_module
 from appliance.knowledge.sources.folder import OUTSIDE, FolderSource
 from appliance.knowledge.sources.source import Entry, Listing, SourceError
 from appliance.source_config import AccessConfig
-from appliance.storage import store_files
+from appliance.storage import sources, store_files
 from appliance.storage.tables import File, StoreFile
 from appliance.storage.tables.sources import SourceFile
 from appliance.testing.scripted_embedder import ScriptedEmbedder
@@ -359,6 +363,72 @@ async def test_a_source_of_a_tenant_fills_that_tenants_store_and_no_other(root, 
 
 
 @pytest.mark.slow
+async def test_a_source_that_is_given_to_another_tenant_is_told_and_takes_and_changes_nothing(root, kit) -> None:
+    write(root, a="zebrafinch a")
+    await kit.use(folder(root, tenant="acme"))
+    await kit.sync()
+    await kit.use(folder(root))
+    report = await kit.sync()
+    assert "belongs to tenant acme; set its tenant back, or give it another name" in report.error
+    assert (await kit.rows(), list(await kit.rows(tenant="acme"))) == ({}, ["a.md"])
+    async with kit.made.database.session(write=False) as session:
+        assert (await sources.known(session))["docs"].error == report.error
+    await kit.use(folder(root, tenant="acme"))
+    assert (await kit.sync()).error is None
+
+
+async def test_while_a_changed_document_cannot_take_its_place_its_source_says_so_once_and_rests(
+    root, kit, monkeypatch, caplog
+) -> None:
+    write(root, a="zebrafinch a")
+    await kit.use(folder(root))
+    await kit.sync()
+    write(root, a="zebrafinch anew")
+    old, delete = (await kit.rows())["a.md"].file_id, kit.made.backend.delete_file
+    turn, turns = kit.service._turn, []
+
+    async def counted() -> None:
+        await turn()
+        turns.append(len(told()))
+
+    def told() -> list[str]:
+        return [record.levelname for record in caplog.records if record.name == "appliance.sources"]
+
+    async def down(collection: str, file_id: str) -> None:
+        if file_id == old:
+            raise RetrievalUnavailable("the vector store is down")
+        await delete(collection, file_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kit.service, "_turn", counted)
+        patch.setattr(kit.made.backend, "delete_file", down)
+        await kit.sync(indexed=False)
+        await until(lambda: turns.count(1) >= 5, 30)
+        assert set(turns) <= {0, 1}
+        assert told() == ["WARNING"]
+    kit.service._resting.clear()  # as after ten seconds
+    await kit.indexed()
+    assert await kit.texts() == {"a.md": "zebrafinch anew"}
+
+
+async def test_a_disk_that_does_not_answer_holds_up_nothing_but_its_source(root, kit, monkeypatch) -> None:
+    write(root, a="zebrafinch")
+    asked, answers = threading.Event(), threading.Event()
+    opener = folder_module._opener
+
+    def hangs(path: str, flags: int) -> int:
+        asked.set()
+        assert answers.wait(20)
+        return opener(path, flags)
+
+    monkeypatch.setattr(folder_module, "_opener", hangs)
+    with kit.made.blobs.writer() as writer:
+        fetching = asyncio.create_task(FolderSource(root, ("*",), 0, 1000).fetch("a.md", "", writer))
+        assert await asyncio.to_thread(asked.wait, 20)
+        answers.set()  # by this loop, which is free
+        assert (await fetching).filename == "a.md"
+
+
 async def test_ten_thousand_documents_that_are_known_cost_a_look_at_their_rows(root, kit) -> None:
     await kit.use(folder(root))
     await kit.sync()
