@@ -113,7 +113,7 @@ def _check_models(config: Config) -> None:
 
 def _check_retrieval(config: Config) -> None:
     retrieval = config.retrieval
-    check_chunking(retrieval.chunk_size, retrieval.chunk_overlap, "retrieval.chunk_size", "retrieval.chunk_overlap")
+    _check_chunking(retrieval.chunk_size, retrieval.chunk_overlap)
     if retrieval.vector_store and config.embedding_model() is None:
         named = ", ".join(model.name for model in config.models if model.embedder) or "none"
         raise ConfigError(
@@ -141,9 +141,11 @@ def _check_proxies(server: ServerConfig) -> None:
             raise ConfigError(f"server.trusted_proxies[{i}]: {error}; write it as 10.1.2.3 or 10.0.0.0/8") from None
 
 
-def check_chunking(size: int, overlap: int, size_where: str, overlap_where: str) -> None:
-    """OpenAI's bounds on chunking: 100 to 4096 tokens, overlap at most half. Raises ConfigError."""
+def _check_chunking(size: int, overlap: int) -> None:
+    """OpenAI's bounds: 100 to 4096 tokens, overlap at most half."""
     if not 100 <= size <= 4096:
-        raise ConfigError(f"{size_where}: must be between 100 and 4096 tokens, not {size}")
+        raise ConfigError(f"retrieval.chunk_size: must be between 100 and 4096 tokens, not {size}")
     if not 0 <= overlap <= size // 2:
-        raise ConfigError(f"{overlap_where}: must be between 0 and half of the chunk size ({size // 2}), not {overlap}")
+        raise ConfigError(
+            f"retrieval.chunk_overlap: must be between 0 and half of the chunk size ({size // 2}), not {overlap}"
+        )

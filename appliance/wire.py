@@ -8,6 +8,7 @@ their JSON as it came.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
@@ -22,6 +23,8 @@ MAX_QUESTION_CHARACTERS = 2_000
 MAX_JSON_VALUES = 50_000
 """Values in a free-form field: a schema has hundreds, and a million of them would hold up everybody else."""
 _LARGE = 256 * 1024
+_PLACE = re.compile(r"(?P<told>.*) - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`", re.DOTALL)
+"""How msgspec ends a message: "- at `$.n`", or "- at `key` in `$.n`" where a key of an object is wrong."""
 _MAX_TOLD = 200
 """msgspec quotes a wrong enum value whole, and it may be of any length."""
 
@@ -35,9 +38,9 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 MAX_METADATA = 16
 """Keys of an object's metadata."""
-_Key = Annotated[str, msgspec.Meta(max_length=64)]
-_Label = Annotated[str, msgspec.Meta(max_length=512)]
-Metadata: TypeAlias = Annotated[dict[_Key, _Label], msgspec.Meta(max_length=MAX_METADATA)]
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Label = Annotated[str, msgspec.Meta(max_length=512)]
+Metadata: TypeAlias = Annotated[dict[Key, Label], msgspec.Meta(max_length=MAX_METADATA)]
 
 
 NotServed: TypeAlias = None
@@ -307,9 +310,11 @@ def decoder(type_: type[_T]) -> Callable[[bytes], _T]:
 
 def invalid_field(error: msgspec.ValidationError) -> BadRequest:
     """msgspec's message as an OpenAI error: "Expected `int`, got `str` - at `$.n`" names ``n``."""
-    text, place, path = str(error).rpartition(" - at `$")
-    message = (text if place else path)[:_MAX_TOLD]
-    param = (place and path.rstrip("`").lstrip(".")) or None
+    place = _PLACE.fullmatch(str(error))
+    message = (place["told"] if place else str(error))[:_MAX_TOLD]
+    param = (place and place["path"]) or None
+    if place and place["key"]:
+        message += " as a key"
     if "missing required field" in message:
         missing = message.rpartition("field `")[2].rstrip("`")
         param = f"{param}.{missing}" if param else missing

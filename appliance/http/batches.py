@@ -8,7 +8,7 @@ import msgspec
 from litestar import Response
 
 from appliance.errors import BadRequest
-from appliance.http.objects import FileExpiresAfter, Id, Metadata
+from appliance.http.objects import FileExpiresAfter, Id
 from appliance.http.requests import (
     HttpRequest,
     Page,
@@ -20,11 +20,10 @@ from appliance.http.requests import (
     runtime,
     tenant_session,
 )
-from appliance.http.vector_stores import check_keys
 from appliance.storage import files, request_batches
 from appliance.storage.ids import new_id, now, now_us
 from appliance.storage.tables.batches import Batch
-from appliance.wire import decoder
+from appliance.wire import Metadata, decoder
 
 WINDOW_SECONDS = 86_400
 
@@ -120,7 +119,6 @@ _decode_create = decoder(CreateBatch)
 async def create_batch(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/batches``: its lines are checked and answered in the background."""
     body, caller = await read_json(request, _decode_create), principal(request)
-    check_keys(body.metadata, "metadata")
     row = Batch(
         id=new_id("batch_"),
         user=caller.user,

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from litestar import Response
 
 from appliance.errors import BadRequest
-from appliance.http.objects import AttachFile, CreateFileBatch, batch_object, store_file_object
+from appliance.http.objects import AttachFile, CreateFileBatch
 from appliance.http.requests import HttpRequest, answer, listing, query_of, read_json, runtime, tenant_session
+from appliance.http.shown import file_batch_object, store_file_object
 from appliance.http.store_files import MemberPage, attribute_filter
 from appliance.http.vector_stores import (
     access_of,
     attach,
     check_fillable,
-    check_keys,
     chunking_of,
     knowledge,
     store_id_of,
@@ -42,7 +42,7 @@ async def create_batch(request: HttpRequest) -> Response[bytes]:
             await attach(session, store_id, file, chunking, accesses[file.file_id])
         batch = batches.add(session, store_id, list(wanted))
         await session.flush()
-        found = batch_object(batch, await batches.counts(session, batch))
+        found = file_batch_object(batch, await batches.counts(session, batch))
     ingestion.wake()
     return answer(found)
 
@@ -51,7 +51,7 @@ async def get_batch(request: HttpRequest) -> Response[bytes]:
     """``GET .../file_batches/{batch_id}``."""
     async with tenant_session(request, write=False) as session:
         batch = await batches.get(session, store_id_of(request), _batch_id(request))
-        return answer(batch_object(batch, await batches.counts(session, batch)))
+        return answer(file_batch_object(batch, await batches.counts(session, batch)))
 
 
 async def cancel_batch(request: HttpRequest) -> Response[bytes]:
@@ -62,7 +62,7 @@ async def cancel_batch(request: HttpRequest) -> Response[bytes]:
         batch.cancelled = True
         await store_files.cancel(session, store_id, batch.file_ids)
         await session.flush()
-        found = batch_object(batch, await batches.counts(session, batch))
+        found = file_batch_object(batch, await batches.counts(session, batch))
     ingestion.wake()
     return answer(found)
 
@@ -84,13 +84,11 @@ def _files(body: CreateFileBatch, services: Runtime) -> dict[str, tuple[AttachFi
     """Each file once, with how it is to be cut. Raises BadRequest."""
     if (body.file_ids is None) == (body.files is None):
         raise BadRequest("give either file_ids or files", param="file_ids")
-    check_keys(body.attributes, "attributes")
     shared = chunking_of(body.chunking_strategy, services)
     wanted: dict[str, tuple[AttachFile, Chunking]] = {}
     for file_id in body.file_ids or []:
         wanted[file_id] = AttachFile(file_id=file_id, attributes=body.attributes), shared
     for i, file in enumerate(body.files or []):
-        check_keys(file.attributes, f"files[{i}].attributes")
         wanted.setdefault(
             file.file_id, (file, chunking_of(file.chunking_strategy, services, f"files[{i}].chunking_strategy"))
         )

@@ -13,8 +13,9 @@ from litestar import Response
 from litestar.response import Stream
 
 from appliance.errors import BadRequest, NotFound
-from appliance.http.objects import Deleted, FileExpiresAfter, file_object
+from appliance.http.objects import Deleted, FileExpiresAfter
 from appliance.http.requests import HttpRequest, Page, answer, listing, principal, query_of, runtime, tenant_session
+from appliance.http.shown import file_object
 from appliance.http.uploads import Upload
 from appliance.knowledge.augment import scope_of
 from appliance.knowledge.removal import remove_file

@@ -11,8 +11,9 @@ from litestar import Response
 from appliance.errors import BadRequest, NotFound
 from appliance.http.files import check_purpose, check_reach, kept_seconds
 from appliance.http.forms import label
-from appliance.http.objects import CompleteUpload, CreateUpload, part_object, upload_object
+from appliance.http.objects import CompleteUpload, CreateUpload
 from appliance.http.requests import HttpRequest, answer, principal, read_json, runtime, tenant_session
+from appliance.http.shown import part_object, upload_object
 from appliance.http.uploads import Upload
 from appliance.storage import files, uploads
 from appliance.storage.blobs import BlobStore, BlobWriter

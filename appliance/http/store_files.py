@@ -15,7 +15,6 @@ from appliance.http.objects import (
     StoreFileObject,
     TextContent,
     UpdateStoreFile,
-    store_file_object,
 )
 from appliance.http.requests import (
     HttpRequest,
@@ -28,11 +27,11 @@ from appliance.http.requests import (
     runtime,
     tenant_session,
 )
+from appliance.http.shown import store_file_object
 from appliance.http.vector_stores import (
     access_of,
     attach,
     check_fillable,
-    check_keys,
     chunking_of,
     knowledge,
     search_call,
@@ -64,7 +63,6 @@ async def attach_file(request: HttpRequest) -> Response[bytes]:
     """``POST .../files``. Attaching a file again answers with what is there."""
     ingestion, services = knowledge(request), runtime(request)
     body = await read_json(request, _decode_attach)
-    check_keys(body.attributes, "attributes")
     chunking = chunking_of(body.chunking_strategy, services)
     access = access_of(body.access, request)
     async with tenant_session(request) as session:
@@ -95,8 +93,6 @@ async def update_store_file(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_update)
     if body.attributes is UNSET and body.access is UNSET:
         raise BadRequest("attributes is required, or access", param="attributes")
-    if not isinstance(body.attributes, UnsetType):
-        check_keys(body.attributes, "attributes")
     row = await _row(request)
     if not isinstance(body.access, UnsetType):
         await runtime(request).pipeline.authorize(principal(request), "access.manage", request.scope["path"])

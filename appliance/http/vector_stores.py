@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from litestar import Response
 from msgspec import UNSET, UnsetType
 
-from appliance.config_checks import check_chunking
-from appliance.errors import BadRequest, ConfigError, Conflict, RetrievalUnavailable
+from appliance.errors import BadRequest, Conflict, RetrievalUnavailable
 from appliance.http.disconnect import ClientWatch
 from appliance.http.objects import (
     AttachFile,
@@ -26,7 +25,6 @@ from appliance.http.objects import (
     TextContent,
     UpdateVectorStore,
     VectorStoreObject,
-    store_object,
 )
 from appliance.http.requests import (
     HttpRequest,
@@ -39,10 +37,11 @@ from appliance.http.requests import (
     runtime,
     tenant_session,
 )
+from appliance.http.shown import store_object
 from appliance.knowledge import stores as into
 from appliance.knowledge.api import Knowledge
-from appliance.knowledge.chunking import Chunking, check_chunker
-from appliance.knowledge.filters import MAX_KEY, parse_filter
+from appliance.knowledge.chunking import Chunking
+from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.ranking import parse_ranking
 from appliance.knowledge.rewriting import MAX_QUERIES
 from appliance.storage import store_files, stores
@@ -71,7 +70,6 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
     services = runtime(request)
     ingestion = knowledge(request)
     body = await read_json(request, _decode_create)
-    check_keys(body.metadata, "metadata")
     chunking = chunking_of(body.chunking_strategy, services)
     access = access_of(body.access, request)
     embedder = services.config.embedding_model()
@@ -110,8 +108,6 @@ async def get_store(request: HttpRequest) -> Response[bytes]:
 async def update_store(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/vector_stores/{vector_store_id}``."""
     body = await read_json(request, _decode_update)
-    if not isinstance(body.metadata, UnsetType):
-        check_keys(body.metadata, "metadata")
     async with tenant_session(request) as session:
         row = await _row(session, request)
         if body.name is not UNSET:
@@ -191,32 +187,24 @@ def search_call(request: HttpRequest, wanted: Search) -> Call:
 
 def chunking_of(strategy: ChunkingStrategy | None, services: Runtime, where: str = "chunking_strategy") -> Chunking:
     """How a file is to be cut. Raises BadRequest naming the field."""
-    retrieval = services.config.retrieval
-    if strategy is None:
-        return Chunking(retrieval.chunk_size, retrieval.chunk_overlap)
-    chunker = strategy.chunker or None
-    size, overlap = retrieval.chunk_size, retrieval.chunk_overlap
-    try:
-        check_chunker(chunker, services.plugins.chunkers(), f"{where}.chunker")
-        if strategy.type == "static":
-            if strategy.static is None:
-                raise BadRequest(f"{where}.static is required for type static", param=f"{where}.static")
-            size, overlap = strategy.static.max_chunk_size_tokens, strategy.static.chunk_overlap_tokens
-            check_chunking(
-                size, overlap, f"{where}.static.max_chunk_size_tokens", f"{where}.static.chunk_overlap_tokens"
-            )
-    except ConfigError as error:
-        raise BadRequest(str(error), param=str(error).partition(":")[0]) from None
+    retrieval, chunkers = services.config.retrieval, services.plugins.chunkers()
+    chunker = (strategy and strategy.chunker) or None
+    if chunker is not None and chunker not in chunkers:
+        raise BadRequest(
+            f"{where}.chunker: no listed plugin provides {chunker}; there are {', '.join(chunkers)}",
+            param=f"{where}.chunker",
+        )
+    if strategy is None or strategy.type == "auto":
+        return Chunking(retrieval.chunk_size, retrieval.chunk_overlap, chunker)
+    if strategy.static is None:
+        raise BadRequest(f"{where}.static is required for type static", param=f"{where}.static")
+    size, overlap = strategy.static.max_chunk_size_tokens, strategy.static.chunk_overlap_tokens
+    if overlap > size // 2:
+        raise BadRequest(
+            f"{where}.static.chunk_overlap_tokens: must be at most half of the chunk size ({size // 2}), not {overlap}",
+            param=f"{where}.static.chunk_overlap_tokens",
+        )
     return Chunking(size, overlap, chunker)
-
-
-def check_keys(values: Mapping[str, Any] | None, where: str) -> None:
-    """Refuse empty keys and those over 64 characters. Raises BadRequest."""
-    for key in values or {}:
-        if not 0 < len(key) <= MAX_KEY:
-            raise BadRequest(
-                f"{where}: keys must have 1 to {MAX_KEY} characters, {key[:70]!r} has {len(key)}", param=where
-            )
 
 
 def access_of(given: Access | None, request: HttpRequest, where: str = "access") -> Access:

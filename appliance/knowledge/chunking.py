@@ -17,9 +17,9 @@ class Chunking(NamedTuple):
     chunker: str | None = None
 
 
-def check_chunker(name: str | None, chunkers: Mapping[str, Chunker], where: str = "retrieval.chunker") -> None:
-    """Look whether there is a chunker, and the one that is named. Raises ConfigError."""
+def check_chunker(name: str | None, chunkers: Mapping[str, Chunker]) -> None:
+    """Look whether there is a chunker, and the one that ``retrieval.chunker`` names. Raises ConfigError."""
     if not chunkers:
         raise ConfigError("plugins: retrieval needs a chunker; list tokens under plugins")
     if name is not None and name not in chunkers:
-        raise ConfigError(f"{where}: no listed plugin provides {name[:64]}; there are {', '.join(chunkers)}")
+        raise ConfigError(f"retrieval.chunker: no listed plugin provides {name}; there are {', '.join(chunkers)}")

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from bad_values import Field, fields_of, options
 from every_route import Api, every_route, label
+from loopback import HELLO, assert_openai_error
 from msgspec import inspect
 
 from appliance.http.routes import TABLE, Entry
@@ -139,3 +140,20 @@ def test_every_route_with_a_body_has_a_good_one_that_is_taken_or_names_what_is_n
         reply = send(api, entry, api.body(entry))
         assert reply.status_code in (200, 400, 404, 409), (label(entry), reply.text)
         assert reply.status_code != 400 or reply.json()["error"]["code"] != "invalid_type", (label(entry), reply.text)
+
+
+@pytest.mark.parametrize("key", ["", "k" * 65], ids=["empty", "long"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"model": "m", "messages": HELLO}),
+        ("/v1/responses", {"model": "m", "input": "hi"}),
+        ("/v1/conversations", {}),
+        ("/v1/batches", {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "24h"}),
+    ],
+)
+async def test_metadata_has_the_same_keys_everywhere(box, path, body, key) -> None:
+    async with box() as b:
+        error = assert_openai_error(await b.client.post(path, json=body | {"metadata": {key: "v"}}), 400, "metadata")
+        assert error["message"].startswith("metadata: expected `str` of length")
+        assert error["message"].endswith("as a key")
