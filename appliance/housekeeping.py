@@ -64,18 +64,19 @@ class Housekeeper:
 
     async def _remove_files(self) -> None:
         """All whose time is over; those that cannot go yet keep no other, and are told of in one line."""
-        last, failed = "", {}
+        last = ""
+        failed: list[tuple[str, Exception]] = []
         while found := await self._expired(last):
             for tenant, file_id in found:
                 try:
                     await remove_file(self._database, self._knowledge, self._blobs, Scope(tenant), file_id)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the next round tries again
-                    failed[file_id] = error
+                    failed.append((file_id, error))
             last = found[-1][1]
         if failed:
-            first, error = next(iter(failed.items()))
-            trace = None if isinstance(error, ApplianceError) else error
-            log.warning("%s cannot go yet; %s: %s", counted(len(failed), "expired file"), first, error, exc_info=trace)
+            first, why = failed[0]
+            trace = None if isinstance(why, ApplianceError) else why
+            log.warning("%s cannot go yet; %s: %s", counted(len(failed), "expired file"), first, why, exc_info=trace)
 
     async def _expired(self, last: str) -> Sequence[tuple[str, str]]:
         async with self._database.session(write=False) as session:

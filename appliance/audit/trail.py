@@ -97,7 +97,7 @@ class Trail:
 
     def failed(self, principal: Principal, action: str, object_: str, error: RequestError) -> None:
         """What was asked for could not be done, for another reason than the caller's rights."""
-        self._auditor.note(_event(principal, action, "failure", object_, {"code": error.code}))
+        self._auditor.note(_event(principal, action, "failure", object_, {"code": error.code or error.type}))
 
     def _hash(self, query: str) -> str:
         """Equal for equal queries, and nothing that can be guessed without the secret."""

@@ -10,7 +10,8 @@ import msgspec
 from litestar import Response
 
 from appliance.audit import Verdict
-from appliance.errors import BadRequest, RequestError
+from appliance.errors import BadRequest
+from appliance.http.errors import as_request_error
 from appliance.http.requests import HttpRequest, Page, answer, listing, principal, query_of, runtime, tenant_session
 from appliance.storage import audit
 from appliance.storage.ids import time_of
@@ -57,13 +58,15 @@ def reporting(handler: Handler, action: str) -> Handler:
     @wraps(handler)
     async def reported(request: HttpRequest) -> Response[Any]:
         trail, caller = runtime(request).pipeline.trail, principal(request)
+        named, store = _named(request), request.path_params.get("vector_store_id")
         try:
             response = await handler(request)
-        except RequestError as error:
-            trail.failed(caller, action, _named(request) or request.path_params.get("vector_store_id", ""), error)
+        except Exception as error:
+            trail.failed(caller, action, named or store or "", as_request_error(error))
             raise
-        object_, store = _named(request) or _made(response.content).id, request.path_params.get("vector_store_id")
-        await trail.done(caller, action, object_, {"store": store} if store and store != object_ else {})
+        if request.method != "HEAD":  # which shows and changes nothing
+            object_ = named or _made(response.content).id
+            await trail.done(caller, action, object_, {"store": store} if store and store != object_ else {})
         return response
 
     return reported
@@ -72,7 +75,7 @@ def reporting(handler: Handler, action: str) -> Handler:
 def _named(request: HttpRequest) -> str | None:
     """The innermost object that the path names; a store is in its own answer, as what was made is."""
     path = request.path_params
-    return path.get("file_id") or path.get("batch_id")
+    return path.get("file_id") or path.get("batch_id") or path.get("upload_id")
 
 
 async def list_events(request: HttpRequest) -> Response[bytes]:

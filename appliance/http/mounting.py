@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from litestar import Request, Response
 from litestar.handlers import ASGIRouteHandler, BaseRouteHandler, HTTPRouteHandler
+from litestar.response import Stream
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from appliance.errors import MethodNotAllowed
@@ -127,6 +128,8 @@ def _with_headers(handler: Handler) -> Handler:
     async def answered(request: HttpRequest) -> Response[Any]:
         response = await handler(request)
         response.headers.update(answer_headers(request.scope["state"]))
+        if request.method == "HEAD" and isinstance(response, Stream):
+            response.iterator = ()  # RFC 9110 section 9.3.2: nobody gets what it would read
         return response
 
     return answered

@@ -261,6 +261,41 @@ async def test_a_change_that_fails_is_recorded_as_that(served, client) -> None:
     assert (record.outcome, record.object, record.details) == ("failure", "none", {"code": "not_found"})
 
 
+async def test_a_change_that_fails_by_a_fault_of_the_server_is_recorded_too(served, client, monkeypatch) -> None:
+    def broken():
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(served.app.state.runtime.blobs, "writer", broken)
+    _, headers = await served.key()
+    form = {"files": {"file": ("a.txt", DOCUMENT)}, "data": {"purpose": "assistants"}}
+    assert (await client.post("/v1/files", **form, headers=headers)).status_code == 500
+    (record,) = await served.eventually(action="files.create")
+    assert (record.outcome, record.details) == ("failure", {"code": "server_error"})
+
+
+async def test_whatever_becomes_of_a_part_is_recorded_under_its_upload(served, client) -> None:
+    _, headers = await served.key()
+    wish = {"filename": "a.txt", "bytes": 3, "mime_type": "text/plain", "purpose": "assistants"}
+    upload = (await client.post("/v1/uploads", json=wish, headers=headers)).json()["id"]
+    parts = f"/v1/uploads/{upload}/parts"
+    assert (await client.post(parts, files={"wrong": b"abc"}, headers=headers)).status_code == 400
+    assert (await client.post(parts, files={"data": b"abc"}, headers=headers)).status_code == 200
+    failed, kept = await served.eventually(2, action="uploads.part")
+    assert [(record.outcome, record.object) for record in (failed, kept)] == [("failure", upload), ("success", upload)]
+
+
+async def test_asking_what_a_download_would_be_is_none(served, client) -> None:
+    _, headers = await served.key()
+    file, store = await fill(client, headers)
+    for path in (f"/v1/files/{file}/content", f"/v1/vector_stores/{store}/files/{file}/content"):
+        head, whole = [await client.request(method, path, headers=headers) for method in ("HEAD", "GET")]
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == whole.headers["content-length"] == str(len(whole.content))
+    for action in ("files.download", "stores.content"):
+        (record,) = await served.eventually(action=action)
+        assert record.object == file
+
+
 async def test_whoever_saw_a_document_can_be_found_whichever_way_they_saw_it(served, client) -> None:
     _, headers = await served.key("admin", user="alice")
     file, store = await fill(client, headers)

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from loopback import http_client
 
+from appliance.http import files
 from appliance.testing import ScriptedPlugin, make_app, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -48,6 +49,21 @@ async def test_D5_no_browser_renders_what_was_uploaded(client: httpx.AsyncClient
     assert given.isascii()
     assert not set(given) & set('";\r\n <>')
     assert unquote(given) == made["filename"]
+
+
+async def test_nothing_is_read_of_a_file_for_a_head(client: httpx.AsyncClient, monkeypatch) -> None:
+    read: list[int] = []
+
+    async def pieces(path):
+        read.append(1)
+        yield path.read_bytes()
+
+    monkeypatch.setattr(files, "_read", pieces)
+    form = {"data": {"purpose": "assistants"}, "files": {"file": ("a.txt", b"abc", "text/plain")}}
+    path = f"/files/{(await client.post('/files', **form)).json()['id']}/content"
+    head = await client.head(path)
+    assert (head.status_code, head.headers["content-length"], read) == (200, "3", [])
+    assert ((await client.get(path)).content, read) == (b"abc", [1])
 
 
 async def test_D5_what_is_no_file_is_json_and_says_so(client: httpx.AsyncClient) -> None:
