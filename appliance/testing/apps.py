@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
+from weakref import finalize
 
 import msgspec
 import uvicorn
@@ -29,12 +31,19 @@ def make_runtime(
 ) -> Runtime:
     """A runtime from configuration as a mapping or YAML; ``plugins`` are plugin objects by name, not installed.
 
-    Retrieval runs in this process. ``folder`` is where relative paths count from; default: a new temporary one.
+    Retrieval runs in this process. ``folder`` is where relative paths count from; default: a new temporary one, which
+    is removed with the runtime.
     """
     text = config if isinstance(config, str) else yaml.safe_dump(dict(config))
-    parsed = _with_test_hosts(parse(text, folder=folder or Path(mkdtemp(prefix="appliance-"))))
-    parsed.data_path.mkdir(parents=True, exist_ok=True)
-    return build(parsed, extra_plugins=plugins, in_process=True)
+    with ExitStack() as held:
+        if folder is None:
+            folder = Path(mkdtemp(prefix="appliance-"))
+            held.callback(rmtree, folder, ignore_errors=True)
+        parsed = _with_test_hosts(parse(text, folder=folder))
+        parsed.data_path.mkdir(parents=True, exist_ok=True)
+        runtime = build(parsed, extra_plugins=plugins, in_process=True)
+        finalize(runtime, held.pop_all().close)
+    return runtime
 
 
 def _with_test_hosts(config: Config) -> Config:
