@@ -34,6 +34,7 @@ from appliance.plugin import (
     Conflict,
     Filter,
     Hit,
+    NotFound,
     RetrievalUnavailable,
     Scope,
     StoredChunk,
@@ -164,7 +165,7 @@ class MilvusStore:
             await self._locked(collection, self._database.rewrite, collection, ids[i : i + _WRITE_ROWS], change)
 
     async def seal(self, collection: str) -> None:
-        """Flush to disk, and build what the next search would have to."""
+        """In Milvus Lite: flush to disk, and build what the next search would have to. A server does both by itself."""
         await self._locked(collection, self._database.flush, collection)
         await self._locked(collection, self._database.warm_up, collection)
 
@@ -207,9 +208,15 @@ class MilvusStore:
     async def _call(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         if self._threads is None:
             raise RetrievalUnavailable("the vector store is stopped; try again later")
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: translated(function, *args, **kwargs)
-        )
+
+        def run() -> _T:
+            try:
+                return translated(function, *args, **kwargs)
+            except (NotFound, RetrievalUnavailable):
+                self._database.forget()
+                raise
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     async def _locked(self, collection: str, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         # The thread takes the lock, not the coroutine: a cancelled request must not release it under a running write.

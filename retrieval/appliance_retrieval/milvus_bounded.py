@@ -11,7 +11,6 @@ _CALLS = frozenset(
         "delete",
         "describe_collection",
         "drop_collection",
-        "flush",
         "has_collection",
         "insert",
         "list_collections",

@@ -32,9 +32,10 @@ _FLUSH_ROWS = 1000
 """Unflushed rows are read anew after each write, so no more than this many pile up in Milvus Lite."""
 _PAGE, _WINDOW = 4096, 16_384
 """Rows a page of an iterator, and the most that Milvus returns to one query."""
-_NOT_FOUND = (4, 100)
-_GRPC = {"grpc.enable_http_proxy": 0}
-"""Documents go to the server that the configuration names, through no proxy of the environment."""
+_NOT_FOUND, _TOO_MANY_DATABASES = (4, 100), 801
+_GRPC = {"grpc.enable_http_proxy": 0, "grpc.max_reconnect_backoff_ms": 2000}
+"""Documents go to the server that the configuration names, through no proxy of the environment. One that was gone is
+asked again every two seconds; left to itself, gRPC takes up to two minutes."""
 _NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
 """pymilvus asks every ten seconds whether the server lives; Milvus Lite's breaks off with who asks that often."""
 
@@ -77,6 +78,7 @@ class MilvusDatabase:
                 self._make_database(made(token=self._token))
             client = made(token=self._token, db_name=self._name)
             self._client = client if self.lite else BoundedClient(client, self._timeout)
+            self.collections()  # pymilvus may give a connection that it had, and asks nobody
         except StartError:
             self.disconnect()
             raise
@@ -86,9 +88,20 @@ class MilvusDatabase:
 
     def _make_database(self, client: Any) -> None:
         """By a client of its own: one that is bound to a database that is not there cannot be made."""
-        if self._name not in client.list_databases():
-            client.create_database(self._name)
-        client.close()
+        from pymilvus.exceptions import MilvusException
+
+        try:
+            if self._name not in client.list_databases():
+                client.create_database(self._name)
+        except MilvusException as error:
+            if error.code != _TOO_MANY_DATABASES:
+                raise
+            raise StartError(
+                f"Milvus at {self._uri} takes no more databases; raise its rootCoord.maxDatabaseNum (64 by default), "
+                "or set retrieval.separate_tenants to false"
+            ) from error
+        finally:
+            client.close()
 
     def disconnect(self) -> None:
         """Close what is open."""
@@ -103,31 +116,36 @@ class MilvusDatabase:
 
     def open(self, collection: str) -> int:
         """Load a collection on first use; its dimensions."""
-        if collection not in self._dimensions:
-            if not self._client.has_collection(collection):
-                raise NotFound(f"there is no collection {collection}; create the vector store again")
-            fields = self._client.describe_collection(collection)["fields"]
-            dimensions = next(int(field["params"]["dim"]) for field in fields if field["name"] == "dense")
-            self._index(collection)
-            self._client.load_collection(collection)
-            self._dimensions[collection] = dimensions
-        return self._dimensions[collection]
+        if (known := self._dimensions.get(collection)) is not None:
+            return known
+        if not self._client.has_collection(collection):
+            raise NotFound(f"there is no collection {collection}; create the vector store again")
+        fields = self._client.describe_collection(collection)["fields"]
+        dimensions = next(int(field["params"]["dim"]) for field in fields if field["name"] == "dense")
+        self._index(collection)
+        self._client.load_collection(collection)
+        self._dimensions[collection] = dimensions
+        return dimensions
 
-    def _exists(self, collection: str) -> bool:
+    def _opened(self, collection: str) -> int:
+        """Its dimensions, 0 if it is not there."""
         try:
-            self.open(collection)
+            return self.open(collection)
         except NotFound:
-            return False
-        return True
+            return 0
+
+    def forget(self) -> None:
+        """Open collections anew at their next use: after a failure a server may have them no longer loaded."""
+        self._dimensions.clear()
 
     def create(self, collection: str, dimensions: int) -> None:
         """Make a collection, or find it with the same dimensions. Raises Conflict."""
         if not self._client.has_collection(collection):
             schema = make_schema(self._client, dimensions)
             self._client.create_collection(collection, schema=schema, consistency_level="Strong")
-        if self.open(collection) != dimensions:
+        if (found := self.open(collection)) != dimensions:
             raise Conflict(
-                f"{collection} keeps vectors of {self._dimensions[collection]} numbers, not {dimensions};"
+                f"{collection} keeps vectors of {found} numbers, not {dimensions};"
                 " use the embedder it was made with or index the store again"
             )
 
@@ -152,17 +170,17 @@ class MilvusDatabase:
     def write(self, collection: str, rows: list[dict[str, Any]]) -> None:
         """Write whole rows."""
         # Milvus Lite's upsert keeps old fields that a row no longer has, its insert replaces the row whole.
-        if self.lite:
-            self._client.insert(collection, rows)
-        else:
+        if not self.lite:
             self._client.upsert(collection, rows)
+            return
+        self._client.insert(collection, rows)
         self._unflushed[collection] += len(rows)
-        if self.lite and self._unflushed[collection] >= _FLUSH_ROWS:
+        if self._unflushed[collection] >= _FLUSH_ROWS:
             self.flush(collection)
 
     def delete_file(self, collection: str, file_id: str) -> None:
         """Remove a file's rows."""
-        if self._exists(collection):
+        if self._opened(collection):
             self._client.delete(collection, filter=f"file_id == {literal(file_id)}")
 
     def rewrite(self, collection: str, ids: list[str], change: Callable[[StoredChunk], StoredChunk]) -> None:
@@ -173,16 +191,19 @@ class MilvusDatabase:
             self.write(collection, [_changed(row, change) for row in rows])
 
     def flush(self, collection: str) -> None:
-        """Put what was written on the disk."""
-        if self._exists(collection):
+        """Put what was written on the disk.
+
+        A server has what it acknowledged in its log, and makes segments of it when it sees fit. Told to, it makes one
+        for each file, and refuses to more than once in ten seconds for a collection (quotaAndLimits.flushRate).
+        """
+        if self.lite and self._opened(collection):
             self._client.flush(collection)
             self._unflushed[collection] = 0
-            if self.lite:
-                self.lite.sync(collection)
+            self.lite.sync(collection)
 
     def warm_up(self, collection: str) -> None:
         """Do what the next search in Milvus Lite would have to."""
-        if self.lite and self._exists(collection):
+        if self.lite and self._opened(collection):
             self._index_of(self.lite, collection).refresh()
 
     def _index_of(self, lite: LiteServer, collection: str) -> LiteIndex:
@@ -192,11 +213,11 @@ class MilvusDatabase:
 
     def nearest(self, collection: str, vector: list[float], condition: str, limit: int) -> list[Hit]:
         """The dense leg; ``vector`` has length one."""
-        if not self._exists(collection):
+        if not (dimensions := self._opened(collection)):
             return []
-        if len(vector) != self._dimensions[collection]:
+        if len(vector) != dimensions:
             raise Conflict(
-                f"{collection} keeps vectors of {self._dimensions[collection]} numbers, not {len(vector)};"
+                f"{collection} keeps vectors of {dimensions} numbers, not {len(vector)};"
                 " search with the embedder it was made with"
             )
         if self.lite:
@@ -205,7 +226,7 @@ class MilvusDatabase:
 
     def matching(self, collection: str, terms: str, condition: str, limit: int) -> list[Hit]:
         """The text leg."""
-        if not self._exists(collection):
+        if not self._opened(collection):
             return []
         if self.lite:
             return _hits(self._index_of(self.lite, collection).matching(terms, condition, limit))
@@ -219,7 +240,7 @@ class MilvusDatabase:
 
     def file_ids(self, collection: str, condition: str) -> list[str]:
         """Ids of the rows that match, by position."""
-        if not self._exists(collection):
+        if not self._opened(collection):
             return []
         columns = ["id", "position"]
         rows = self._client.query(collection, filter=condition, output_fields=columns, limit=_WINDOW)
@@ -250,7 +271,7 @@ class MilvusDatabase:
 
     def count(self, collection: str) -> int:
         """Rows in a collection."""
-        if not self._exists(collection):
+        if not self._opened(collection):
             return 0
         return int(self._client.query(collection, filter="", output_fields=["count(*)"])[0]["count(*)"])
 

@@ -64,27 +64,35 @@ def row_filter(scope: Scope, where: Filter | None, file_id: str | None = None) -
         parts.append(f"file_id == {literal(file_id)}")
     if where is not None:
         parts.append(expression(where))
-    return " and ".join(f"({part})" for part in parts)
+    return _joined("and", parts)
+
+
+def _joined(operator: str, parts: Sequence[str]) -> str:
+    """In halves of halves: a server nests a chain of n conditions n levels deep, and takes some fifty of those."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return f"({_joined(operator, parts[:middle])}) {operator} ({_joined(operator, parts[middle:])})"
 
 
 def _scope(scope: Scope) -> str:
-    readers = " or ".join(f'readers like "%|{_reader_hash(reader)}|%"' for reader in scope.readers)
-    return f"tenant == {literal(scope.tenant)} and ({readers or NOTHING})"
+    readers = [f'readers like "%|{_reader_hash(reader)}|%"' for reader in scope.readers]
+    return f"tenant == {literal(scope.tenant)} and ({_joined('or', readers or [NOTHING])})"
 
 
 def expression(tree: Filter) -> str:
     """A filter tree as an expression that selects what ``matches`` selects."""
     if isinstance(tree, Comparison):
         return _comparison(tree)
-    return f" {tree.type} ".join(f"({expression(part)})" for part in tree.filters)
+    return _joined(tree.type, [expression(part) for part in tree.filters])
 
 
 def _comparison(term: Comparison) -> str:
     values = term.value if isinstance(term.value, tuple) else (term.value,)
     if term.type in ("eq", "in"):
-        return " or ".join(_equal(term.key, value) for value in values) or NOTHING
+        return _joined("or", [_equal(term.key, value) for value in values] or [NOTHING])
     if term.type in ("ne", "nin"):
-        return " and ".join(_different(term.key, value) for value in values) or EVERYTHING
+        return _joined("and", [_different(term.key, value) for value in values] or [EVERYTHING])
     return f"{_field(term.key, values[0])} {_OPERATORS[term.type]} {literal(values[0])}"
 
 
@@ -93,8 +101,9 @@ def _equal(key: str, value: Scalar) -> str:
 
 
 def _different(key: str, value: Scalar) -> str:
+    # The parentheses say what "exists" takes: some versions take all that follows.
     field = _field(key, value)
-    return f"(not exists {field} or {field} != {literal(value)})"
+    return f"(not (exists {field})) or ({field} != {literal(value)})"
 
 
 def _field(key: str, value: Scalar) -> str:
