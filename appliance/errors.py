@@ -1,4 +1,4 @@
-"""Every error the appliance raises on purpose, in one tree.
+"""The errors that the appliance raises on purpose, in one tree.
 
     ApplianceError
     |-- ConfigError            the configuration, or what it names, is wrong: the appliance does not start
@@ -29,8 +29,12 @@
         |-- EngineTimeout      504
         `-- OutOfSpace         507
 
+Some belong to one part and stand there: ``EgressError`` (``egress``), ``SourceError`` (``knowledge.sources.source``),
+``LeaseLost`` (``storage.request_batches``) and ``NotWanted`` (``storage.response_events``) are ApplianceErrors too, and
+``ChildFailed`` (``processes.child``) is a StartError.
+
 Messages are one line and say what to do next. ``appliance.http.errors`` is the only module that turns
-them into HTTP; anything outside this tree reaches a client as a generic 500.
+them into HTTP; whatever is no RequestError reaches a client as a generic 500, and the log has what it was.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     authenticate -> admit -> filter input -> retrieve -> generate -> filter output -> record
 
-Chat, completions and embeddings take it; no step hides in middleware. ``authenticate`` runs first, from the
-app-wide guard, for every route and before a body is read. The rest is ``answer``: a context that hands out
-the answer's chunks and takes everything back when it is left, whether the stream ended, failed, or never
-began because the client was gone. ``search`` is the same path without a model.
+No step hides in middleware. ``authenticate`` runs first, from the app-wide guard, for every route and before a body
+is read. The rest is ``answer``, for whatever a model answers in chunks: a context that hands them out and takes
+everything back when it is left, whether the stream ended, failed, or never began because the client was gone. The
+others are the same path with the steps that apply: ``produce`` for sound and pictures, ``search`` without a model,
+``work`` and ``work_without_model`` for what generates nothing, ``admitted`` for writes.
 """
 
 from __future__ import annotations
