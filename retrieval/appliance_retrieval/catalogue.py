@@ -11,7 +11,8 @@ wrote reaches somebody else's query language.
 
 Words are a table and not SQLite's FTS5, whose segments keep the words of deleted texts until they are merged.
 
-Calls block; run them in threads. One lock keeps them apart.
+Calls block; run them in threads. Those that read have a connection and a lock of their own, and see what was written
+last: a search waits for no thread that writes, but for the moment in which what was deleted leaves the log.
 """
 
 # ruff: noqa: S608 - names in statements are our own; every value is bound
@@ -67,7 +68,12 @@ CREATE TABLE contents (
 CREATE TABLE postings (term TEXT, number INTEGER, times INTEGER NOT NULL, PRIMARY KEY (term, number)) WITHOUT ROWID;
 CREATE INDEX postings_of_chunk ON postings (number);
 """
-_CHUNK = "id, file_id, position, first, last, text, context, access, facets"
+_CHUNK = "id, file_id, position, first, last, text, context, seen.tenant, seen.readers, told.attributes"
+_ROWS = (
+    "chunks CROSS JOIN contents USING (number)"
+    " CROSS JOIN access AS seen ON seen.label = chunks.access CROSS JOIN facets AS told ON told.label = chunks.facets"
+)
+"""In this order: the planner knows no statistics."""
 _ENTRY = "key, access, facets, vector"
 _WITHIN = (
     "access IN (SELECT value FROM json_each(:access))"
@@ -111,9 +117,10 @@ class Catalogue:
     """
 
     def __init__(self, path: Path, collection: str = "", dimensions: int = 0) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._reading_lock = threading.RLock(), threading.Lock()
+        self._forgotten: list[tuple[dict[str, Any], str]] = []
         with translated():
-            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._connection = _connect(path)
         with self._using() as database:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
@@ -125,6 +132,8 @@ class Catalogue:
                 _make(database, collection, dimensions)
             self.collection, self.dimensions = database.execute("SELECT collection, dimensions FROM about").fetchone()
             self._read_labels(database)
+            self._reader = _connect(path)
+            self._reader.execute("PRAGMA query_only = ON")
 
     def _read_labels(self, database: sqlite3.Connection) -> None:
         self._access: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -138,7 +147,8 @@ class Catalogue:
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        with self._lock:
+        with self._lock, self._reading_lock:
+            self._reader.close()
             self._connection.close()
 
     @contextlib.contextmanager
@@ -152,12 +162,27 @@ class Catalogue:
             database.execute("BEGIN IMMEDIATE")
             try:
                 yield database
+                database.execute("COMMIT")
             except BaseException:
                 if database.in_transaction:  # a full disk has ended it already
                     database.execute("ROLLBACK")
                 self._read_labels(database)
                 raise
-            database.execute("COMMIT")
+            finally:
+                gone, self._forgotten = self._forgotten, []
+            for labels, label in gone:
+                labels.pop(label, None)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """One state of the file, whatever is written meanwhile."""
+        with self._reading_lock, translated():
+            self._reader.execute("BEGIN")
+            try:
+                yield self._reader
+            finally:
+                if self._reader.in_transaction:
+                    self._reader.execute("ROLLBACK")
 
     # -- writing ---------------------------------------------------------------------------------------
 
@@ -196,7 +221,7 @@ class Catalogue:
         with self._writing() as database:
             self._remove(database, "file_id = ?", file_id)
             self._forget_labels(database)
-        with self._using() as database:
+        with self._using() as database, self._reading_lock:
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log holds pages as they were
 
     def set_readers(self, file_id: str, readers: Sequence[str]) -> list[Entry]:
@@ -239,10 +264,10 @@ class Catalogue:
         return label
 
     def _facets_label(self, attributes: Attributes) -> str:
-        encoded = _encode(dict(attributes), order="sorted")
-        label = _label(self.collection, encoded.decode())
+        label = _label(self.collection, _encode(dict(attributes), order="sorted").decode())
         if label not in self._facets:
-            self._connection.execute("INSERT OR IGNORE INTO facets VALUES (?, ?)", (label, encoded))
+            row = (label, _encode(dict(attributes)))
+            self._connection.execute("INSERT OR IGNORE INTO facets VALUES (?, ?)", row)
             self._facets[label] = dict(attributes)
         return label
 
@@ -252,14 +277,13 @@ class Catalogue:
             gone = database.execute(
                 f"DELETE FROM {name} WHERE NOT EXISTS (SELECT 1 FROM chunks WHERE {name} = label) RETURNING label"
             ).fetchall()
-            for (label,) in gone:
-                labels.pop(label, None)
+            self._forgotten += [(labels, label) for (label,) in gone]  # until then searches find what is under them
 
     # -- reading ---------------------------------------------------------------------------------------
 
     def select(self, scope: Scope, where: Filter | None = None) -> Selection | None:
         """The labels under which a query may find something; ``None`` if there are none."""
-        # Copies, not the lock: a search must not wait for a thread that writes.
+        # Copies, not the lock of those that write.
         access = tuple(
             label
             for label, (tenant, readers) in list(self._access.items())
@@ -277,14 +301,13 @@ class Catalogue:
         import numpy as np
 
         statement = (
-            f"SELECT vector, {_CHUNK} FROM chunks JOIN contents USING (number)"
-            f" WHERE key IN (SELECT value FROM json_each(:keys)) AND {_WITHIN}"
+            f"SELECT vector, {_CHUNK} FROM {_ROWS} WHERE key IN (SELECT value FROM json_each(:keys)) AND {_WITHIN}"
         )
-        with self._using() as database:
+        with self._reading() as database:
             rows = database.execute(statement, {"keys": _text(keys), **_bound(selection)}).fetchall()
             vectors = np.frombuffer(b"".join(row[0] for row in rows), "<f4").reshape(len(rows), self.dimensions)
             scores = (vectors @ np.frombuffer(query, "<f4")).tolist()
-            found = [Hit(self._chunk(row[1:]), score) for row, score in zip(rows, scores, strict=True)]
+            found = [Hit(_chunk(row[1:]), score) for row, score in zip(rows, scores, strict=True)]
         return sorted(found, key=lambda hit: (-hit.score, hit.chunk.id))
 
     def nearest(self, selection: Selection, query: bytes, limit: int) -> list[Hit]:
@@ -294,7 +317,7 @@ class Catalogue:
         target = np.frombuffer(query, "<f4")
         statement = f"SELECT key, vector FROM chunks JOIN contents USING (number) WHERE {_WITHIN}"
         best: list[tuple[float, str]] = []
-        with self._using() as database:
+        with self._reading() as database:
             rows = database.execute(statement, _bound(selection))
             while page := rows.fetchmany(_PAGE):
                 matrix = np.frombuffer(b"".join(vector for _, vector in page), "<f4").reshape(
@@ -308,71 +331,60 @@ class Catalogue:
         """The best chunks by BM25 that share a term with the query, with the statistics of the whole collection."""
         terms = list(dict.fromkeys(query_terms(query)))[:_QUERY_TERMS]
         statement = f"""
-            SELECT score, {_CHUNK} FROM chunks JOIN contents USING (number) JOIN (
-                SELECT number, sum(weight.value * times * {BM25_K1 + 1}
+            SELECT score, {_CHUNK} FROM (
+                SELECT number AS found, sum(weight.value * times * {BM25_K1 + 1}
                     / (times + {BM25_K1} * ({1 - BM25_B} + {BM25_B} * words / :mean))) AS score
                 FROM json_each(:weights) AS weight
                 CROSS JOIN postings ON term = weight.key CROSS JOIN chunks USING (number)
-                WHERE {_WITHIN} GROUP BY number ORDER BY score DESC, chunks.id LIMIT :limit) USING (number)
+                WHERE {_WITHIN} GROUP BY number ORDER BY score DESC, chunks.id LIMIT :limit) AS best
+                CROSS JOIN {_ROWS} WHERE chunks.number = found
             ORDER BY score DESC, id"""
-        with self._using() as database:
+        with self._reading() as database:
             weights, mean = _weights(database, terms)
             given = {"weights": _encode(weights).decode(), "mean": mean, "limit": limit, **_bound(selection)}
             rows = database.execute(statement, given).fetchall() if weights else []
-            return [Hit(self._chunk(row[1:]), row[0]) for row in rows]
+            return [Hit(_chunk(row[1:]), row[0]) for row in rows]
 
     def page(self, file_id: str, selection: Selection, offset: int, limit: int) -> list[StoredChunk]:
         """A file's chunks by position."""
         statement = (
-            f"SELECT {_CHUNK} FROM chunks JOIN contents USING (number) WHERE file_id = :file_id AND {_WITHIN}"
+            f"SELECT {_CHUNK} FROM {_ROWS} WHERE file_id = :file_id AND {_WITHIN}"
             " ORDER BY position, id LIMIT :limit OFFSET :offset"
         )
         given = {"file_id": file_id, "limit": limit, "offset": offset, **_bound(selection)}
-        with self._using() as database:
-            return [self._chunk(row) for row in database.execute(statement, given).fetchall()]
+        with self._reading() as database:
+            return [_chunk(row) for row in database.execute(statement, given).fetchall()]
 
     def entries_of(self, file_id: str) -> list[Entry]:
         """What the index holds of a file."""
         statement = f"SELECT {_ENTRY} FROM chunks JOIN contents USING (number) WHERE file_id = ? ORDER BY position, id"
-        with self._using() as database:
+        with self._reading() as database:
             return [Entry(*row) for row in database.execute(statement, (file_id,)).fetchall()]
 
     def entries(self, after: str = "", limit: int = 1000) -> list[Entry]:
         """What the index should hold, in pages: those whose key follows ``after``."""
         statement = f"SELECT {_ENTRY} FROM chunks JOIN contents USING (number) WHERE key > ? ORDER BY key LIMIT ?"
-        with self._using() as database:
+        with self._reading() as database:
             return [Entry(*row) for row in database.execute(statement, (after, limit)).fetchall()]
 
     def count(self) -> int:
         """How many chunks there are."""
-        with self._using() as database:
+        with self._reading() as database:
             return int(database.execute("SELECT chunks FROM about").fetchone()[0])
 
     def ids(self) -> list[str]:
         """Ids of all chunks."""
-        with self._using() as database:
+        with self._reading() as database:
             return [row[0] for row in database.execute("SELECT id FROM chunks").fetchall()]
 
     def keys(self) -> list[str]:
         """Keys of all chunks in the index."""
-        with self._using() as database:
+        with self._reading() as database:
             return [row[0] for row in database.execute("SELECT key FROM chunks").fetchall()]
 
-    def _chunk(self, row: Sequence[Any]) -> StoredChunk:
-        chunk_id, file_id, position, first, last, text, context, access, facets = row
-        tenant, readers = self._access[access]
-        return StoredChunk(
-            id=chunk_id,
-            file_id=file_id,
-            position=position,
-            text=text,
-            start=first,
-            end=last,
-            tenant=tenant,
-            readers=readers,
-            attributes=dict(self._facets[facets]),
-            context=context,
-        )
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, check_same_thread=False, isolation_level=None)
 
 
 def _make(database: sqlite3.Connection, collection: str, dimensions: int) -> None:
@@ -380,6 +392,23 @@ def _make(database: sqlite3.Connection, collection: str, dimensions: int) -> Non
     database.executescript(f"BEGIN; {_SCHEMA}")
     database.execute("INSERT INTO about VALUES (?, ?, 0, 0)", (collection, dimensions))
     database.execute("COMMIT")
+
+
+def _chunk(row: Sequence[Any]) -> StoredChunk:
+    """A chunk from a row with ``_CHUNK``."""
+    chunk_id, file_id, position, first, last, text, context, tenant, readers, attributes = row
+    return StoredChunk(
+        id=chunk_id,
+        file_id=file_id,
+        position=position,
+        text=text,
+        start=first,
+        end=last,
+        tenant=tenant,
+        readers=_decode_readers(readers),
+        attributes=_decode_attributes(attributes),
+        context=context,
+    )
 
 
 def _weights(database: sqlite3.Connection, terms: Sequence[str]) -> tuple[dict[str, float], float]:

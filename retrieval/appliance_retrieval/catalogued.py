@@ -8,8 +8,9 @@ with the catalogue's transaction, before the index has heard of it.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Sequence
+import contextlib
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
@@ -28,8 +29,11 @@ from appliance.plugin import (
 )
 from appliance_retrieval.catalogue import Catalogue, Entry, Selection
 from appliance_retrieval.places import place_of
+from appliance_retrieval.unit_vectors import scaled
 
 _SUFFIX = ".db"
+_MOST_OPEN = 64
+"""Catalogues open at once; more only while more are used."""
 
 
 class VectorIndex(Protocol):
@@ -66,7 +70,9 @@ class CataloguedStore:
 
     def __init__(self, index: VectorIndex, folder: Path) -> None:
         self._index, self._folder = index, folder
-        self._open: dict[str, Catalogue] = {}
+        self._open: OrderedDict[str, Catalogue] = OrderedDict()
+        """By collection, the one used last at the end."""
+        self._users: Counter[str] = Counter()
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._running = False
 
@@ -87,7 +93,7 @@ class CataloguedStore:
     async def stop(self) -> None:
         """Close everything. Idempotent."""
         self._running = False
-        catalogues, self._open = self._open, {}
+        catalogues, self._open = self._open, OrderedDict()
         for catalogue in catalogues.values():
             await asyncio.to_thread(catalogue.close)
         await self._index.stop()
@@ -96,25 +102,25 @@ class CataloguedStore:
 
     async def create(self, collection: str, dimensions: int) -> None:
         """Make the collection unless it exists. Raises Conflict if it has other dimensions."""
-        found = await self._catalogue(collection, dimensions)
-        if found is not None and found.dimensions != dimensions:
-            raise Conflict(
-                f"{collection} keeps vectors of {found.dimensions} numbers, not {dimensions};"
-                " use the embedder it was made with or index the store again"
-            )
+        async with self._using(collection, dimensions) as found:
+            if found is not None and found.dimensions != dimensions:
+                raise Conflict(
+                    f"{collection} keeps vectors of {found.dimensions} numbers, not {dimensions};"
+                    " use the embedder it was made with or index the store again"
+                )
 
     async def drop(self, collection: str) -> None:
         """Remove the collection with its data, if it exists."""
-        found = await self._catalogue(collection)
-        if found is None:
-            return
-        async with self._opening[collection]:
-            if self._open.get(collection) is not found:
-                return  # another call has dropped it
-            keys = await asyncio.to_thread(found.keys)
-            await self._index.drop(collection, keys)
-            self._open.pop(collection, None)
-            await asyncio.to_thread(_remove_files, found, self._path(collection))
+        async with self._using(collection) as found:
+            if found is None:
+                return
+            async with self._opening[collection]:
+                if self._open.get(collection) is not found:
+                    return  # another call has dropped it
+                keys = await asyncio.to_thread(found.keys)
+                await self._index.drop(collection, keys)
+                self._open.pop(collection, None)
+                await asyncio.to_thread(_remove_files, found, self._path(collection))
 
     async def collections(self) -> Sequence[str]:
         """Names of all collections."""
@@ -122,27 +128,47 @@ class CataloguedStore:
         paths = await asyncio.to_thread(lambda: list(self._folder.glob(f"*{_SUFFIX}")))
         return [unquote(path.name.removesuffix(_SUFFIX)) for path in paths]
 
-    async def _catalogue(self, collection: str, dimensions: int = 0) -> Catalogue | None:
+    @contextlib.asynccontextmanager
+    async def _using(self, collection: str, dimensions: int = 0) -> AsyncIterator[Catalogue | None]:
         """The collection's catalogue, opened at first use; made if ``dimensions`` are given; else ``None``."""
         self._check_running()
         async with self._opening[collection]:
-            if found := self._open.get(collection):
-                return found
-            path = self._path(collection)
-            if not dimensions and not await asyncio.to_thread(path.exists):
-                return None
-            try:
-                found = await asyncio.to_thread(Catalogue, path, collection, dimensions)
-            except NotFound:
-                return None
-            try:
-                await self._index.open(collection, found.dimensions)
-                await self._refill(found)
-            except BaseException:
-                found.close()
-                raise
-            self._open[collection] = found
-            return found
+            found = self._open.get(collection) or await self._opened(collection, dimensions)
+            if found is not None:
+                self._open.move_to_end(collection)
+            self._users[collection] += 1
+        try:
+            await self._close_oldest()
+            yield found
+        finally:
+            self._users[collection] -= 1
+
+    async def _opened(self, collection: str, dimensions: int) -> Catalogue | None:
+        path = self._path(collection)
+        if not dimensions and not await asyncio.to_thread(path.exists):
+            return None
+        try:
+            found = await asyncio.to_thread(Catalogue, path, collection, dimensions)
+        except NotFound:
+            return None
+        try:
+            await self._index.open(collection, found.dimensions)
+            await self._refill(found)
+        except BaseException:
+            found.close()
+            raise
+        self._open[collection] = found
+        return found
+
+    async def _close_oldest(self) -> None:
+        """Each open one takes file descriptors, and memory for its labels."""
+        if len(self._open) <= _MOST_OPEN:
+            return
+        idle = [collection for collection in self._open if not self._users[collection]]
+        for collection in idle[: len(self._open) - _MOST_OPEN]:
+            async with self._opening[collection]:
+                if not self._users[collection] and (found := self._open.pop(collection, None)):
+                    await asyncio.to_thread(found.close)
 
     async def _refill(self, catalogue: Catalogue) -> None:
         """Write everything to an index that has lost it, as one in memory does at its end."""
@@ -156,12 +182,6 @@ class CataloguedStore:
             await self._index.add(catalogue.collection, page)
             page = await asyncio.to_thread(catalogue.entries, page[-1].key)
 
-    async def _present(self, collection: str) -> Catalogue:
-        found = await self._catalogue(collection)
-        if found is None:
-            raise NotFound(f"there is no collection {collection}; create the vector store again")
-        return found
-
     def _path(self, collection: str) -> Path:
         return self._folder / f"{quote(collection, safe='')}{_SUFFIX}"
 
@@ -173,41 +193,41 @@ class CataloguedStore:
 
     async def upsert(self, collection: str, chunks: Sequence[StoredChunk], vectors: bytes) -> None:
         """Write chunks, replacing those of the same id. Raises NotFound, Conflict on a wrong vector length."""
-        found = await self._present(collection)
-        if len(vectors) != 4 * found.dimensions * len(chunks):
-            raise Conflict(
-                f"{collection} keeps vectors of {found.dimensions} numbers; use the embedder it was made with"
-            )
-        if chunks:
-            entries = await asyncio.to_thread(_put, found, chunks, vectors)
-            await self._index.add(collection, entries)
+        async with self._using(collection) as found:
+            if found is None:
+                raise NotFound(f"there is no collection {collection}; create the vector store again")
+            if len(vectors) != 4 * found.dimensions * len(chunks):
+                raise Conflict(
+                    f"{collection} keeps vectors of {found.dimensions} numbers; use the embedder it was made with"
+                )
+            if chunks:
+                entries = await asyncio.to_thread(_put, found, chunks, vectors)
+                await self._index.add(collection, entries)
 
     async def delete_file(self, collection: str, file_id: str) -> None:
         """Remove every chunk of a file."""
-        if found := await self._catalogue(collection):
-            entries = await asyncio.to_thread(found.entries_of, file_id)
-            if entries:
+        async with self._using(collection) as found:
+            if found and (entries := await asyncio.to_thread(found.entries_of, file_id)):
                 await self._index.remove(collection, [entry.key for entry in entries])
                 await asyncio.to_thread(found.remove_file, file_id)
 
     async def set_attributes(self, collection: str, file_id: str, attributes: Attributes) -> None:
         """Replace the attributes of every chunk of a file."""
-        if found := await self._catalogue(collection):
-            entries = await asyncio.to_thread(found.set_attributes, file_id, attributes)
-            if entries:
+        async with self._using(collection) as found:
+            if found and (entries := await asyncio.to_thread(found.set_attributes, file_id, attributes)):
                 await self._index.add(collection, entries)
 
     async def set_readers(self, collection: str, file_id: str, readers: Sequence[str]) -> None:
         """Replace who may see the chunks of a file."""
-        if found := await self._catalogue(collection):
-            entries = await asyncio.to_thread(found.set_readers, file_id, readers)
-            if entries:
+        async with self._using(collection) as found:
+            if found and (entries := await asyncio.to_thread(found.set_readers, file_id, readers)):
                 await self._index.add(collection, entries)
 
     async def seal(self, collection: str) -> None:
         """Wait until the index finds what was written; the catalogue is durable at each write."""
-        if await self._catalogue(collection):
-            await self._index.seal(collection)
+        async with self._using(collection) as found:
+            if found:
+                await self._index.seal(collection)
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -215,50 +235,50 @@ class CataloguedStore:
         self, collection: str, vector: bytes, *, limit: int, scope: Scope, where: Filter | None = None
     ) -> Sequence[Hit]:
         """Nearest chunks by cosine."""
-        found = await self._catalogue(collection)
-        if found is None:
-            return []
-        if len(vector) != 4 * found.dimensions:
-            raise Conflict(
-                f"{collection} keeps vectors of {found.dimensions} numbers, not {len(vector) // 4};"
-                " search with the embedder it was made with"
-            )
-        if (selection := await _selection(found, scope, where)) is None:
-            return []
-        query = unit_rows(vector, found.dimensions)
-        if not selection.fits_an_index:
-            return await asyncio.to_thread(found.nearest, selection, query, limit)
-        keys = await self._index.nearest(collection, query, limit, selection)
-        hits = await asyncio.to_thread(found.hits, keys, selection, query)
-        return hits[:limit]
+        async with self._using(collection) as found:
+            if found is None:
+                return []
+            if len(vector) != 4 * found.dimensions:
+                raise Conflict(
+                    f"{collection} keeps vectors of {found.dimensions} numbers, not {len(vector) // 4};"
+                    " search with the embedder it was made with"
+                )
+            if (selection := await _selection(found, scope, where)) is None:
+                return []
+            query = unit_rows(vector, found.dimensions)
+            if not selection.fits_an_index:
+                return await asyncio.to_thread(found.nearest, selection, query, limit)
+            keys = await self._index.nearest(collection, query, limit, selection)
+            hits = await asyncio.to_thread(found.hits, keys, selection, query)
+            return hits[:limit]
 
     async def search_text(
         self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None
     ) -> Sequence[Hit]:
         """Best chunks by BM25, from the catalogue."""
-        found = await self._catalogue(collection)
-        if found is None or (selection := await _selection(found, scope, where)) is None:
-            return []
-        return await asyncio.to_thread(found.search, query, selection, limit)
+        async with self._using(collection) as found:
+            if found is None or (selection := await _selection(found, scope, where)) is None:
+                return []
+            return await asyncio.to_thread(found.search, query, selection, limit)
 
     async def chunks(
         self, collection: str, file_id: str, *, scope: Scope, offset: int = 0, limit: int = 1000
     ) -> Sequence[StoredChunk]:
         """A file's chunks by position."""
-        found = await self._catalogue(collection)
-        if found is None or (selection := await _selection(found, scope)) is None:
-            return []
-        return await asyncio.to_thread(found.page, file_id, selection, offset, limit)
+        async with self._using(collection) as found:
+            if found is None or (selection := await _selection(found, scope)) is None:
+                return []
+            return await asyncio.to_thread(found.page, file_id, selection, offset, limit)
 
     async def count(self, collection: str) -> int:
         """Chunks in the collection; 0 if there is none."""
-        found = await self._catalogue(collection)
-        return await asyncio.to_thread(found.count) if found else 0
+        async with self._using(collection) as found:
+            return await asyncio.to_thread(found.count) if found else 0
 
     async def chunk_ids(self, collection: str) -> Sequence[str]:
         """Ids of all chunks of a collection."""
-        found = await self._catalogue(collection)
-        return await asyncio.to_thread(found.ids) if found else []
+        async with self._using(collection) as found:
+            return await asyncio.to_thread(found.ids) if found else []
 
 
 def catalogue_folder(context: AppContext, plugin: str) -> Path:
@@ -271,10 +291,7 @@ def unit_rows(vectors: bytes, dimensions: int) -> bytes:
     """Float32 rows scaled to length one; zero vectors stay zero."""
     import numpy as np
 
-    matrix = np.frombuffer(vectors, "<f4").reshape(-1, dimensions)
-    lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
-    scaled: bytes = (matrix / np.where(lengths > 0, lengths, 1)).astype("<f4").tobytes()
-    return scaled
+    return scaled(np.frombuffer(vectors, "<f4").reshape(-1, dimensions)).tobytes()
 
 
 def floats(vector: bytes) -> list[float]:

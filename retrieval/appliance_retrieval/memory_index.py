@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from appliance.plugin import Filter, Hit, Scope, StoredChunk, matches
 from appliance_retrieval.best import best_rows
 from appliance_retrieval.terms import BM25_B, BM25_K1
+from appliance_retrieval.unit_vectors import scaled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,15 +84,10 @@ def in_scope(chunk: StoredChunk, scope: Scope) -> bool:
 
 
 def _units(vectors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Rows of length one; zero vectors stay zero."""
+    """Rows of length one."""
     import numpy as np
 
-    if not vectors:
-        return np.zeros((0, 0), np.float32)
-    matrix = np.stack(vectors)
-    lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
-    units: NDArray[np.float32] = (matrix / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
-    return units
+    return scaled(np.stack(vectors)) if vectors else np.zeros((0, 0), np.float32)
 
 
 def _postings(texts: Sequence[Counter[str]]) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:

@@ -8,13 +8,16 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from appliance.plugin import Comparison, NotFound, OutOfSpace, RetrievalUnavailable, Scope, StoredChunk
 from appliance.testing.contracts.vector_store import chunk, vectors
 from appliance_retrieval import catalogue as module
+from appliance_retrieval import catalogued
 from appliance_retrieval.catalogue import Catalogue, Selection
 from appliance_retrieval.catalogued import CataloguedStore, unit_rows
 
@@ -119,6 +122,64 @@ def test_an_interrupted_write_changes_nothing_also_in_memory(made: Catalogue, mo
     selection = made.select(Scope(readers=("user:1",)))
     assert selection is not None
     assert made.page("file-a", selection, 0, 10) == [broken[0]]
+
+
+@pytest.mark.parametrize("held", ["_insert", "_forget_labels"])
+def test_a_search_waits_for_no_thread_that_writes_and_sees_what_was_written_before(
+    made: Catalogue, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    (key,) = put(made, chunk(0, "a heron"))
+    writing, go_on, held_method = threading.Event(), threading.Event(), getattr(made, held)
+
+    def hold(*given: Any) -> None:
+        held_method(*given)
+        writing.set()
+        assert go_on.wait(30)
+
+    def found() -> list[list[int]]:
+        selection = made.select(Scope())
+        assert selection is not None
+        query = unit_rows(vectors((1, 0)), 2)
+        hits = [
+            made.hits([key], selection, query),
+            made.nearest(selection, query, 9),
+            made.search("heron", selection, 9),
+        ]
+        shown = [[hit.chunk.position for hit in each] for each in hits]
+        return [*shown, [row.position for row in made.page("file-a", selection, 0, 9)], [made.count()]]
+
+    def write() -> None:
+        if held == "_insert":
+            put(made, chunk(1, "another heron"))
+        else:
+            made.set_readers("file-a", ("user:1",))
+
+    monkeypatch.setattr(made, held, hold)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            written = threads.submit(write)
+            assert writing.wait(30)
+            assert threads.submit(found).result(30) == [[0], [0], [0], [0], [1]]
+        finally:
+            go_on.set()
+        written.result(30)
+    if held == "_insert":
+        assert found() == [[0], [0, 1], [0, 1], [0, 1], [2]]
+    else:
+        assert made.select(Scope()) is None
+
+
+def test_b15_bytes_of_a_deleted_document_go_while_others_search(made: Catalogue, path: Path) -> None:
+    put(made, chunk(0, "zebrafinch"), chunk(1, "others stay", file_id="file-b"))
+    selection = made.select(Scope())
+    assert selection is not None
+    with ThreadPoolExecutor(1) as threads, made._reading():
+        removal = threads.submit(made.remove_file, "file-a")
+        with pytest.raises(TimeoutError):
+            removal.result(0.2)
+    removal.result(30)
+    assert b"zebrafinch" not in everything(path)
+    assert len(made.search("others", selection, 9)) == 1
 
 
 def test_a_query_of_thousands_of_words_is_searched(made: Catalogue) -> None:
@@ -304,4 +365,32 @@ async def test_more_labels_than_an_index_takes_are_searched_in_the_catalogue(
         hits = await store.search_dense("c", vectors((1, 0)), limit=5, scope=Scope(), where=where)
         assert [hit.chunk.position for hit in hits] == [1, 3, 5, 7, 9]
         assert len(index.asked) == asked
+    await store.stop()
+
+
+async def test_only_so_many_catalogues_are_open_and_those_in_use_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogued, "_MOST_OPEN", 2)
+    closed: list[str] = []
+    close = Catalogue.close
+
+    def noted(self: Catalogue) -> None:
+        closed.append(self.collection)
+        close(self)
+
+    monkeypatch.setattr(Catalogue, "close", noted)
+    store = CataloguedStore(Recording(), tmp_path)
+    await store.start()
+    names = ["a", "b", "c", "d"]
+    async with store._using("a", 2) as held:
+        assert held is not None
+        for name in names:
+            await store.create(name, 2)
+            await store.upsert(name, [chunk(0, "zebra")], vectors((1, 0)))
+        assert closed == ["b", "c"]
+        assert held.count() == 1
+    for name in names:
+        assert len(await store.search_text(name, "zebra", limit=9, scope=Scope())) == 1
+    assert closed == ["b", "c", "d", "a", "b"], "those used longest ago go"
     await store.stop()
