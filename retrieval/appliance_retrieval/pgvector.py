@@ -12,6 +12,7 @@ attributes under GIN indexes. The tenant and the readers are terms of every stat
 # ruff: noqa: S608 - names in statements are our own; every value is bound
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -36,8 +37,6 @@ from appliance_retrieval.pgvector_address import dsn_of
 from appliance_retrieval.pgvector_database import PgvectorDatabase, Table
 from appliance_retrieval.pgvector_sql import (
     COLUMNS,
-    K1,
-    B,
     Parameters,
     attributes_json,
     chunk_of,
@@ -49,7 +48,7 @@ from appliance_retrieval.pgvector_sql import (
     unstored,
 )
 from appliance_retrieval.places import place_of
-from appliance_retrieval.terms import query_terms
+from appliance_retrieval.terms import BM25_B, BM25_K1, query_terms
 
 _QUERY_TERMS = 500
 _SIZE_SECONDS = 10.0
@@ -126,7 +125,7 @@ class PgvectorStore:
             raise Conflict(
                 f"{collection} keeps vectors of {table.dimensions} numbers; use the embedder it was made with"
             )
-        rows = [_row(chunk, vectors[i * step : (i + 1) * step]) for i, chunk in enumerate(chunks)]
+        rows = await asyncio.to_thread(_rows, chunks, vectors, step)
         await self._database.write_all(table.upsert, rows)
 
     async def delete_file(self, collection: str, file_id: str) -> None:
@@ -198,7 +197,8 @@ class PgvectorStore:
                 SELECT lexeme, ln(1 + (greatest({size_}, chunks) - chunks + 0.5) / (chunks + 0.5)) AS weight
                 FROM (SELECT lexeme, count(*) AS chunks FROM found GROUP BY lexeme) AS counted),
             best AS MATERIALIZED (
-                SELECT id, sum(weight * times * {K1 + 1} / (times + {K1} * ({1 - B} + {B} * words / {mean_}))) AS score
+                SELECT id, sum(weight * times * {BM25_K1 + 1}
+                    / (times + {BM25_K1} * ({1 - BM25_B} + {BM25_B} * words / {mean_}))) AS score
                 FROM found JOIN weights USING (lexeme) WHERE visible
                 GROUP BY id ORDER BY score DESC, id LIMIT {int(limit)})
             SELECT {COLUMNS}, score FROM best JOIN {table.name} USING (id) ORDER BY score DESC, id"""
@@ -249,6 +249,11 @@ class PgvectorStore:
             return []
         rows = await self._database.read(f"SELECT id FROM {table.name}")
         return [unstored(row["id"]) for row in rows]
+
+
+def _rows(chunks: Sequence[StoredChunk], vectors: bytes, step: int) -> list[tuple[object, ...]]:
+    """In a thread: every word is cut and stemmed."""
+    return [_row(chunk, vectors[i * step : (i + 1) * step]) for i, chunk in enumerate(chunks)]
 
 
 def _row(chunk: StoredChunk, vector: bytes) -> tuple[object, ...]:

@@ -16,7 +16,6 @@ import msgspec
 from appliance.plugin import Attributes, Comparison, Filter, Scalar, Scope, StoredChunk
 from appliance_retrieval.terms import search_terms
 
-K1, B = 1.5, 0.75
 _ESCAPES = str.maketrans({"\0": "\1\1", "\1": "\1\2"})
 _OPERATORS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _MOST_POSITIONS = 255

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,7 @@ from appliance.plugin import (
     VectorStore,
 )
 from appliance.testing.contracts.vector_store import COLLECTION, VectorStoreContract, chunk, vectors
+from appliance_retrieval import pgvector_sql
 from appliance_retrieval.pgvector import PgvectorSettings, make_store
 from appliance_retrieval.pgvector_address import dsn_of, warn_of_unchecked
 from appliance_retrieval.pgvector_sql import Parameters, filter_condition, stored, unstored
@@ -286,3 +288,21 @@ def test_d1_a_server_that_is_not_checked_is_told_of(dsn: str, told: bool, caplog
 def test_d1_a_server_with_an_ipv6_address_is_told_by_it(place: str, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_unchecked(f"postgresql://{place}")
     assert "PostgreSQL at 2001:db8::1 is not checked" in caplog.text
+
+
+async def test_the_event_loop_cuts_and_stems_no_words_of_documents(
+    store: VectorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cutting, search_terms = [], pgvector_sql.search_terms
+
+    def noted(text: str) -> list[str]:
+        cutting.append(threading.current_thread())
+        return search_terms(text)
+
+    monkeypatch.setattr(pgvector_sql, "search_terms", noted)
+    await store.create(COLLECTION, 2)
+    await store.upsert(COLLECTION, [chunk(0, "zebra"), chunk(1, "walrus")], vectors((1, 0), (0, 1)))
+    assert len(cutting) == 2
+    assert threading.current_thread() not in cutting
+    hits = await store.search_text(COLLECTION, "zebras", limit=9, scope=Scope())
+    assert [hit.chunk.position for hit in hits] == [0]
