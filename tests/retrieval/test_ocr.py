@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import weakref
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from appliance.config import Config
 from appliance.knowledge.parsing import ParserPool
 from appliance.plugin import Document, InvalidFile, StartError
 from appliance_retrieval.ocr import Scans, TesseractSettings, appliance_parsers
+from appliance_retrieval.ocr.pictures import opened
 
 LINES = "The zebrafinch sings at dawn\nTurbine 400 hours"
 
@@ -90,6 +92,22 @@ def test_all_pictures_of_a_tiff_are_read_up_to_the_limit(scans: Scans, tmp_path:
     document = parse(scans, path)
     assert document.text == "first page\n\nsecond page"
     assert document.notes[1].startswith("1 pages are not read")
+
+
+def test_only_one_picture_of_a_tiff_is_unpacked_at_a_time(tmp_path: Path) -> None:
+    """A scan of 50 pages can be gigabytes, and a parser has two of memory."""
+    path = tmp_path / "fax.tif"
+    pages = [documents.picture(text) for text in ("first page", "second page", "third page")]
+    pages[0].save(path, save_all=True, append_images=pages[1:])
+    before: weakref.ref[object] | None = None
+    with opened(path) as (pictures, count):
+        assert count == 3
+        for _ in range(count):
+            picture = next(pictures)
+            assert before is None or before() is None
+            before = weakref.ref(picture)
+            del picture
+        assert next(pictures, None) is None
 
 
 def test_a_picture_that_lies_on_its_side_is_turned_as_it_says(scans: Scans, tmp_path: Path) -> None:

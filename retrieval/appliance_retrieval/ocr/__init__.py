@@ -6,13 +6,14 @@ List it before ``documents``, which reads all other files. A page that has text 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from appliance.plugin import Document, InvalidFile, Parser, Strict, hookimpl
-from appliance_retrieval.ocr.pictures import pictures
+from appliance_retrieval.ocr.pictures import opened
 from appliance_retrieval.ocr.reader import Reader, find_languages
 from appliance_retrieval.parsers import Documents, pdf
 
@@ -78,14 +79,15 @@ class Scans:
         return document
 
     def _picture(self, path: Path) -> Document:
-        found, more = pictures(path, self._settings.max_pages)
-        text = "\n\n".join(filter(None, (self._reader.picture(one) for one in found)))
+        with opened(path) as (pictures, count):
+            pages = min(count, self._settings.max_pages)
+            text = "\n\n".join(filter(None, map(self._reader.picture, islice(pictures, pages))))
         if not text:
             raise InvalidFile(
                 "no text could be read on the picture; scan it with more contrast, or check the languages"
             )
-        notes = ("text read by OCR", *([self._limit(more)] if more else []))
-        return Document(text=text, notes=notes, pages=len(found))
+        notes = ("text read by OCR", *([self._limit(count - pages)] if count > pages else []))
+        return Document(text=text, notes=notes, pages=pages)
 
     def _limit(self, pages: int) -> str:
         most = self._settings.max_pages

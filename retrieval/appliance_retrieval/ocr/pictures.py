@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,24 +17,42 @@ MAX_PIXELS = 100_000_000
 _FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 
 
-def pictures(path: Path, most: int) -> tuple[list[Image], int]:
-    """Up to ``most`` pictures of a file, in shades of grey and upright, and how many more it has.
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Iterator[Image], int]]:
+    """The pictures of a file, one after the other, in shades of grey and upright, and how many there are.
+
+    One is unpacked when it is asked for, and only it is in memory: a scan of 50 pages can be gigabytes.
 
     Raises:
-        InvalidFile: damaged, or one has more than 100 million pixels.
+        InvalidFile: damaged, or one has more than 100 million pixels; also while they are taken.
     """
-    from PIL import Image, ImageOps, ImageSequence
+    from PIL import Image, ImageSequence
 
     Image.MAX_IMAGE_PIXELS = None  # the check below comes before anything is unpacked
+    with _translated():
+        file = Image.open(path, formats=_FORMATS)
+    with file:
+        with _translated():
+            count = getattr(file, "n_frames", 1)
+        yield iter(partial(_next, ImageSequence.Iterator(file)), None), count
+
+
+def _next(frames: Iterator[Image]) -> Image | None:
+    from PIL import ImageOps
+
+    with _translated():
+        if (frame := next(frames, None)) is None:
+            return None
+        _check(*frame.size)
+        upright = ImageOps.exif_transpose(frame).convert("L")
+        upright.info = dict(frame.info)
+        return upright
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
     try:
-        with Image.open(path, formats=_FORMATS) as file:
-            found = []
-            for frame in islice(ImageSequence.Iterator(file), most):
-                _check(*frame.size)
-                upright = ImageOps.exif_transpose(frame).convert("L")
-                upright.info = dict(frame.info)
-                found.append(upright)
-            return found, max(0, getattr(file, "n_frames", 1) - most)
+        yield
     except (InvalidFile, MemoryError):
         raise
     except Exception as error:  # Pillow's errors have no common base
