@@ -216,6 +216,14 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int = 0
     cached_tokens: int = 0
 
+    def __add__(self, other: Usage) -> Usage:
+        """What two answers came to together."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
 
 class CallRecord(msgspec.Struct, kw_only=True):
     """What a call came to; complete when ``Recorder.record`` sees it.
@@ -278,6 +286,11 @@ class Chunk:
                 (event_data(self._event) or b"{}") if self._body is None and self._event else _encode(self._body)
             )
         return self._payload
+
+    @property
+    def decoded(self) -> dict[str, Any] | None:
+        """``body``, if it need not be decoded for it."""
+        return self._body
 
     @property
     def body(self) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import struct
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+
+import msgspec
 
 from appliance.errors import BadRequest
 from appliance.knowledge.api import Knowledge
@@ -14,12 +17,17 @@ from appliance.protocols import Generation
 from appliance.types import Call, Chunk, Embeddings
 from appliance.wire import EmbeddingRequest
 
+_LARGE = 64 * 1024
+"""Bytes of vectors that take a thread a millisecond to write down; more would hold up everybody else."""
+_encode = msgspec.json.Encoder().encode
+
 
 class Answered:
     """A generation that is already complete."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
-        self._chunks = [Chunk(body=body)]
+    def __init__(self, body: dict[str, Any], payload: bytes | None = None) -> None:
+        """``payload`` is the same as JSON, where that is there already."""
+        self._chunks = [Chunk(body=body, payload=payload)]
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
@@ -41,6 +49,8 @@ class EmbeddingEngine:
         self._name = name
         self._knowledge = knowledge
         self._lengths = lengths
+        self._own: int | None = None
+        """The length of the model's vectors, once one was seen."""
 
     @property
     def ready(self) -> bool:
@@ -58,9 +68,23 @@ class EmbeddingEngine:
         request = call.request
         if not isinstance(request, EmbeddingRequest):
             raise BadRequest(f"model {call.model} makes embeddings; use it with /v1/embeddings", param="model")
-        inputs = embedding_inputs(request.input)
-        embeddings = await self._knowledge.embed(self._name, inputs)
-        return Answered(_answer(call, request, embeddings, self._lengths))
+        if self._own is not None:
+            self._check_length(call, request.dimensions, self._own)
+        embeddings = await self._knowledge.embed(self._name, embedding_inputs(request.input))
+        self._own = embeddings.dimensions
+        self._check_length(call, request.dimensions, self._own)
+        if len(embeddings.vectors) < _LARGE:
+            return Answered(_answer(request, embeddings))
+        return Answered(*await asyncio.to_thread(_large_answer, request, embeddings))
+
+    def _check_length(self, call: Call, wanted: int | None, own: int) -> None:
+        possible = [own, *(length for length in self._lengths if length < own)]
+        if wanted not in (None, *possible):
+            raise BadRequest(
+                f"model {call.model} makes vectors of {' or '.join(map(str, possible))} dimensions only; "
+                "ask for one of these or leave dimensions out",
+                param="dimensions",
+            )
 
 
 def embedding_inputs(raw: Any) -> list[str | Sequence[int]]:
@@ -72,25 +96,23 @@ def embedding_inputs(raw: Any) -> list[str | Sequence[int]]:
     return list(raw)
 
 
-def _answer(call: Call, request: EmbeddingRequest, embeddings: Embeddings, lengths: Sequence[int]) -> dict[str, Any]:
-    own = embeddings.dimensions
-    possible = [own, *(length for length in lengths if length < own)]
-    if request.dimensions not in (None, *possible):
-        raise BadRequest(
-            f"model {call.model} makes vectors of {' or '.join(map(str, possible))} dimensions only; "
-            "ask for one of these or leave dimensions out",
-            param="dimensions",
-        )
-    width = own * 4
+def _large_answer(request: EmbeddingRequest, embeddings: Embeddings) -> tuple[dict[str, Any], bytes]:
+    """The answer and its JSON, written row by row: other threads, the event loop's too, can run between two."""
+    body = _answer(request, embeddings)
+    return body, _encode({**body, "data": [msgspec.Raw(_encode(row)) for row in body["data"]]})
+
+
+def _answer(request: EmbeddingRequest, embeddings: Embeddings) -> dict[str, Any]:
+    width = embeddings.dimensions * 4
     rows = [embeddings.vectors[start : start + width] for start in range(0, len(embeddings.vectors), width)]
-    if request.dimensions not in (None, own):
+    if request.dimensions not in (None, embeddings.dimensions):
         rows = [_cut(row, request.dimensions) for row in rows]
     encode = _base64 if request.encoding_format == "base64" else _floats
     total = sum(embeddings.tokens)
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": encode(row)} for i, row in enumerate(rows)],
-        "model": call.model,
+        "model": request.model,
         "usage": {"prompt_tokens": total, "total_tokens": total},
     }
 

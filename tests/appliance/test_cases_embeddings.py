@@ -22,11 +22,12 @@ CONFIG = {
     ],
     "retrieval": {"vector_store": "memory", "embedder": "words"},
 }
+EMBEDDER = ScriptedEmbedder()
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    app, _ = build_app(tmp_path_factory.mktemp("embeddings"), None, CONFIG, scripted_embedder=ScriptedEmbedder())
+    app, _ = build_app(tmp_path_factory.mktemp("embeddings"), None, CONFIG, scripted_embedder=EMBEDDER)
     with served_in_thread(app) as url:
         yield url
 
@@ -68,6 +69,26 @@ def test_o28_a_length_that_the_model_does_not_allow_is_400_naming_those_it_does(
     answer = client.post(PATH, json={"model": "nested", "input": "abc", "dimensions": dimensions})
     assert_openai_error(answer, 400, "dimensions")
     assert "64 or 16 dimensions" in answer.json()["error"]["message"]
+
+
+def test_o28_once_the_length_is_known_nothing_is_embedded_for_another(client):
+    embed(client, model="nested")
+    calls = len(EMBEDDER.calls)
+    answer = client.post(PATH, json={"model": "nested", "input": "abc", "dimensions": 15})
+    assert_openai_error(answer, 400, "dimensions")
+    assert len(EMBEDDER.calls) == calls
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_o28_hundreds_of_vectors_are_those_of_their_texts_in_order(client, encoding):
+    texts = [f"word{i}" for i in range(400)]
+    answer = embed(client, input=texts, encoding_format=encoding)
+    assert (answer["model"], answer["usage"]) == ("words", {"prompt_tokens": 400, "total_tokens": 400})
+    assert [row["index"] for row in answer["data"]] == list(range(400))
+    for text, row in zip(texts, answer["data"], strict=True):
+        told, own = row["embedding"], EMBEDDER.vector(text)
+        vector = struct.unpack("<64f", base64.b64decode(told)) if encoding == "base64" else told
+        assert list(vector) == pytest.approx(struct.unpack("<64f", own))
 
 
 def test_o28_another_format_is_400(client):
