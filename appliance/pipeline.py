@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,8 +45,8 @@ from appliance.protocols import Admitter, Authenticator, Authorizer, Revoking, T
 from appliance.recording import Recording
 from appliance.streams import cited, observed
 from appliance.telemetry import NoTelemetry
-from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Findings, MediaTask, Passage, Principal, Search
-from appliance.wire import asks_logprobs
+from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Findings, MediaTask, Passage, Principal, Search, Usage
+from appliance.wire import ChatRequest, asks_logprobs
 
 if TYPE_CHECKING:
     from appliance.config import TenantConfig
@@ -58,6 +58,7 @@ UNGROUNDED = "x-appliance-ungrounded"
 """The header of an answer whose documents could not be searched."""
 _CHAT = "/v1/chat/completions"
 Complete = Callable[[Call], Awaitable[Call]]
+Ask = Callable[[ChatRequest], AsyncGenerator[Chunk, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +282,33 @@ class Pipeline:
             await self.authorize(call.principal, "models.use", call.model)
             await self._admit(call, record, held, admissions)
             yield model, _headers(admissions)
+
+    @asynccontextmanager
+    async def chats(self, call: Call, template: str) -> AsyncIterator[tuple[Ask, Mapping[str, str]]]:
+        """Around the chats that one call takes, as the texts that a guard model is to judge: no filter reads these.
+
+        Gives what answers a chat, and the reply's headers. Their tokens count together. Raises any RequestError.
+        """
+        async with self._run(call, template) as (record, span, held, admissions):
+            self.models.resolve(call.model, call.principal)
+            await self.authorize(call.principal, "models.use", call.model)
+            await self._admit(call, record, held, admissions)
+            yield partial(self._chat, call, record, span), _headers(admissions)
+
+    async def _chat(
+        self, call: Call, record: CallRecord, span: TraceSpan, request: ChatRequest
+    ) -> AsyncGenerator[Chunk, None]:
+        inputs = self.models.resolve(call.model, call.principal).inputs
+        if inputs is not None:
+            check_inputs(call.model, inputs, request)
+        before, record.usage = record.usage, Usage()
+        try:
+            async with AsyncExitStack() as held:
+                chat = msgspec.structs.replace(call, operation="chat", request=request)
+                async for chunk in await self._generate(chat, record, span, held):
+                    yield chunk
+        finally:
+            record.usage = before + record.usage
 
     @asynccontextmanager
     async def work_without_model(self, call: Call, template: str) -> AsyncIterator[Mapping[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +14,6 @@ from appliance.http.chat import only
 from appliance.http.hot import Reply, Route
 from appliance.http.requests import any_model
 from appliance.http.validate import check_part
-from appliance.models.inputs import check_inputs
 from appliance.moderation import result, verdict
 from appliance.storage.ids import new_id
 from appliance.types import Call
@@ -21,7 +21,7 @@ from appliance.wire import ChatRequest, ContentPart, Message, ModerationRequest,
 
 if TYPE_CHECKING:
     from appliance.filtering import Filters
-    from appliance.models.registry import Model
+    from appliance.pipeline import Ask
     from appliance.runtime import Runtime
 
 PATH = "/v1/moderations"
@@ -71,8 +71,8 @@ class ModerationRoute(Route):
             async with runtime.pipeline.work_without_model(call, PATH) as headers:
                 found = [await _judged(filters, call, content, None) for content in inputs]
         else:
-            async with runtime.pipeline.work(call, PATH) as (model, headers):
-                found = [await _judged(filters, call, content, model) for content in inputs]
+            async with runtime.pipeline.chats(call, PATH) as (ask, headers):
+                found = [await _judged(filters, call, content, ask) for content in inputs]
         reply.add_headers(headers)
         await reply.send_json(_encode(Moderations(id=new_id("modr-"), model=name, results=found)))
 
@@ -102,26 +102,19 @@ def _check_texts_only(request: ModerationRequest) -> None:
             raise BadRequest("nothing here judges images; leave the part out", param=f"input[{i}].type")
 
 
-async def _judged(
-    filters: Filters, call: Call, content: str | list[ContentPart], guard: Model | None
-) -> dict[str, Any]:
+async def _judged(filters: Filters, call: Call, content: str | list[ContentPart], ask: Ask | None) -> dict[str, Any]:
     """The result for one input."""
-    judgements = [verdict(await _asked(guard, call, content))] if guard is not None else []
+    judgements = [verdict(await _asked(ask, call.model, content))] if ask is not None else []
     text = message_text(Message(role="user", content=content))
     return result([*judgements, *await filters.judge(call, text)], _kinds(content))
 
 
-async def _asked(model: Model, call: Call, content: str | list[ContentPart]) -> str:
+async def _asked(ask: Ask, model: str, content: str | list[ContentPart]) -> str:
     """The guard model's words on one input."""
     message = Message(role="user", content=content)
-    chat = ChatRequest(model=call.model, messages=[message], temperature=0, max_tokens=_VERDICT_TOKENS)
-    if model.inputs is not None:
-        check_inputs(call.model, model.inputs, chat)
-    generation = await model.engine.generate(msgspec.structs.replace(call, operation="chat", request=chat))
-    try:
-        answer = (await only(generation)).body
-    finally:
-        await generation.aclose()
+    chat = ChatRequest(model=model, messages=[message], temperature=0, max_tokens=_VERDICT_TOKENS)
+    async with aclosing(ask(chat)) as chunks:
+        answer = (await only(chunks)).body
     try:
         return str(answer["choices"][0]["message"]["content"] or "")
     except (KeyError, IndexError, TypeError) as error:

@@ -3,7 +3,7 @@
 import openai
 import pytest
 from client_types import exactly
-from inline import InputHook, Keys, Notebook, Slots, provides
+from inline import InputHook, Keys, Notebook, Slots, Spans, provides
 from loopback import assert_openai_error
 from openai.types import ModerationCreateResponse
 
@@ -128,13 +128,28 @@ async def test_a_caller_with_models_of_their_own_may_have_filters_judge(box) -> 
 
 
 async def test_it_is_admitted_and_recorded_like_every_other_call(box) -> None:
-    slots, notebook = Slots(), Notebook()
-    plugins = {"slots": provides(admitters=[slots]), "notes": provides(recorders=[notebook])}
+    slots, notebook, spans = Slots(), Notebook(), Spans()
+    plugins = {"slots": provides(admitters=[slots]), "notes": provides(recorders=[notebook], telemetry=spans)}
     async with box(verdicts, GUARD, **plugins) as b:
-        await b.openai.moderations.create(input=["safe", "safe"])
+        await b.openai.moderations.create(input=["safe", "unsafe|S1", "safe"])
         assert b.engine.running == 0
     assert (slots.given, slots.held) == (1, 0)
-    assert [(record.call.operation, record.call.model) for record in notebook.records] == [("moderation", "m")]
+    (record,) = notebook.records
+    assert (record.call.operation, record.call.model, record.asked) == ("moderation", "m", True)
+    assert (record.usage.prompt_tokens, record.usage.completion_tokens) == (3, 3)
+    assert [(span.name, span.ended) for span in spans.spans] == [(PATH, 1), *[("generate", 1)] * 3]
+
+
+async def test_what_a_guard_model_said_before_it_broke_counts(box) -> None:
+    notebook = Notebook()
+
+    def one_verdict(call):
+        return [Emit("safe")] if last_user_text(call) == "safe" else [Fail()]
+
+    async with box(one_verdict, GUARD, notes=provides(recorders=[notebook])) as b:
+        assert_openai_error(await b.client.post(PATH, json={"input": ["safe", "worse"]}), 502)
+    (record,) = notebook.records
+    assert (record.outcome, record.usage.prompt_tokens, record.usage.completion_tokens) == ("error", 1, 1)
 
 
 async def test_without_a_guard_model_it_is_404_with_the_setting(box) -> None:
