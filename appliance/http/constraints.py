@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from appliance.errors import BadRequest
+from appliance.wire import check_depth
 
 MAX_BYTES = 256 * 1024
 """A constraint as JSON; the largest real schemas have tens of kilobytes."""
@@ -16,12 +17,28 @@ MAX_PATTERN = 4096
 """Characters of a regular expression."""
 MAX_EXPANDED = 50_000
 """Characters of a regular expression whose counts are written out, as automata have it: ``(a{9}){9}`` are 81."""
+MAX_EMPTY = 48
+"""Parts of a regular expression that may match nothing, as ``a?``, ``a*`` and ``(a|)``.
+
+Where they follow each other, automata go on from each to all behind it: xgrammar 0.2 took 5 seconds for 64 such parts
+with a vocabulary of 49,000 tokens, and minutes for 128. Time grows with the cube, so cubes are added up where there
+are several expressions.
+"""
+MAX_PROPERTIES = 512
+"""Of one object in a schema. xgrammar took 0.2 s for 500 that may be left out, and more than 20 for 1,000."""
+MAX_COUNTED = 400_000
+"""For all objects whose properties are counted, the square of their number times how far they are: about 2 seconds."""
 _ENDLESS = 10**9
 """More is counted as this, so that counting costs the same whatever the numbers."""
 _TOKEN = re.compile(r"\\.|\(\?(?:#|[a-zA-Z-]*x)|\{[\s0-9,]*\}|.", re.DOTALL)
 """Of an escape, the begin of a comment or of free spacing, a count however it is spelled, or a character."""
 _CLASSES = ((False, False), (True, False), (True, True))
 """How ECMAScript, Python and Rust read ``[``: whether a ``]`` right behind it is a character, and classes nest."""
+_BEHIND = ("(", "?", "*", "+", "{")
+_BEFORE_NOTHING = ("(", "|", ":", ">")
+"""What an alternative begins behind: ``(|a)``, ``(?:|a)``, ``(?<name>|a)``."""
+_AS_TEXT = ("json", "structural_tag")
+"""Which of ``STRUCTURED`` may be JSON in a text."""
 STRUCTURED = (
     "json",
     "regex",
@@ -63,33 +80,109 @@ def check_constraints(
             continue
         if len(_size(value)) > MAX_BYTES:
             raise BadRequest(f"{param} is over {MAX_BYTES} bytes; send a smaller one", param=param)
-        for text in _patterns(value):
-            if len(text) > MAX_PATTERN:
-                raise BadRequest(f"{param}: a regular expression is over {MAX_PATTERN} characters", param=param)
-            if _has_comments(text):
-                raise BadRequest(
-                    f"{param}: a regular expression has a comment or the flag x; write it without", param=param
-                )
-            if expanded(text) > MAX_EXPANDED:
-                raise BadRequest(
-                    f"{param}: a regular expression is over {MAX_EXPANDED} characters with its counts multiplied; use "
-                    "smaller ones, or * and +",
-                    param=param,
-                )
+        objects = list(_objects(_read(value) if param == "structured_outputs" else value))
+        _check_properties(objects, param)
+        _check_patterns(list(_patterns(objects)), param)
 
 
-def _patterns(value: Any) -> Iterator[str]:
-    """Every regular expression in a constraint: of a schema, or given by itself."""
+def _read(structured: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with JSON that is given as a text as what it says: so engines take it too. Raises BadRequest."""
+    return {name: _parsed(value) if name in _AS_TEXT else value for name, value in structured.items()}
+
+
+def _parsed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        value = msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        told = "structured_outputs: json and structural_tag must be JSON where they are texts"
+        raise BadRequest(told, param="structured_outputs") from None
+    check_depth(value, "structured_outputs")
+    return value
+
+
+def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every object in a constraint."""
     if isinstance(value, dict):
-        for key, item in value.items():
-            if key in ("pattern", "regex", "whitespace_pattern") and isinstance(item, str):
-                yield item
-            if key == "patternProperties" and isinstance(item, dict):
-                yield from item
-            yield from _patterns(item)
+        yield value
+        for item in value.values():
+            yield from _objects(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _patterns(item)
+            yield from _objects(item)
+
+
+def _check_properties(objects: Iterable[Mapping[str, Any]], param: str) -> None:
+    counted = 0
+    for found in objects:
+        properties = found.get("properties")
+        number = len(properties) if isinstance(properties, dict) else 0
+        if number > MAX_PROPERTIES:
+            raise BadRequest(f"{param}: an object has more than {MAX_PROPERTIES} properties", param=param)
+        bounds = [found.get(name) for name in ("minProperties", "maxProperties")]
+        furthest = max((bound for bound in bounds if isinstance(bound, int | float)), default=0)
+        counted += number**2 * int(min(max(furthest, 0), number))
+    if counted > MAX_COUNTED:
+        raise BadRequest(
+            f"{param}: minProperties and maxProperties stand beside too many properties; leave them out", param=param
+        )
+
+
+def _patterns(objects: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Every regular expression in a constraint: of a schema, or given by itself."""
+    for found in objects:
+        for key in ("pattern", "regex", "whitespace_pattern"):
+            if isinstance(found.get(key), str):
+                yield found[key]
+        named = found.get("patternProperties")
+        if isinstance(named, dict):
+            yield from named
+
+
+def _check_patterns(patterns: Sequence[str], param: str) -> None:
+    for text in patterns:
+        if len(text) > MAX_PATTERN:
+            raise BadRequest(f"{param}: a regular expression is over {MAX_PATTERN} characters", param=param)
+        if _has_comments(text):
+            raise BadRequest(
+                f"{param}: a regular expression has a comment or the flag x; write it without", param=param
+            )
+        if expanded(text) > MAX_EXPANDED:
+            raise BadRequest(
+                f"{param}: a regular expression is over {MAX_EXPANDED} characters with its counts multiplied; use "
+                "smaller ones, or * and +",
+                param=param,
+            )
+    if sum(may_be_empty(text) ** 3 for text in patterns) > MAX_EMPTY**3:
+        raise BadRequest(
+            f"{param}: too many parts of regular expressions may match nothing, as a? and a* do; use at most "
+            f"{MAX_EMPTY} in one, and fewer in several",
+            param=param,
+        )
+
+
+def may_be_empty(pattern: str) -> int:
+    """How many parts of a regular expression may match nothing; rather too many than too few."""
+    if not any(sign in pattern for sign in "?*{|"):
+        return 0
+    parts: list[str] = _TOKEN.findall(pattern)
+    if "[" not in pattern:
+        return _empties(parts)
+    return max(_empties(_with_classes_as_one(parts, *dialect)) for dialect in _CLASSES)
+
+
+def _empties(parts: Sequence[str]) -> int:
+    found, before = 0, "("
+    for part in (*parts, ")"):
+        if part[0] == "{" and len(part) > 1:
+            found += _number("".join(part[1:-1].partition(",")[0].split())) == 0
+        elif part in ("?", "*"):
+            found += before[0] not in _BEHIND  # (?:a), and a+?, which is as empty as a+
+        elif part in ("|", ")"):
+            found += before in _BEFORE_NOTHING
+        before = part
+    return found
 
 
 def _has_comments(pattern: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from every_route import GENERATING, label
 from loopback import assert_openai_error, raw_answer, request_bytes, sse_events
 
-from appliance.http.constraints import expanded
+from appliance.http.constraints import expanded, may_be_empty
 from appliance.http.media import MediaRoute
 from appliance.http.routes import TABLE
 from appliance.testing import Emit, Fail
@@ -162,6 +162,31 @@ async def test_C7_regular_expressions_with_comments_which_could_hide_what_is_cou
             assert (await b.chat(structured_outputs={"regex": fine})).status_code == 200, fine
 
 
+@pytest.mark.parametrize(
+    ("pattern", "parts"),
+    [
+        ("abc", 0), ("a?b*c+", 2), ("(a|b)", 0), ("(a|)(|b)(?:|c)(?P<n>|d)e|", 5), (r"\?\*\|", 0), ("[?*|]", 0),
+        ("[?]*", 1), ("(?:a)(?=b)", 0), ("a+?", 0), ("a*?", 1), ("a{0,5}b{,5}c{ 0 }d{00}", 4), ("a{1,5}b{5}", 0),
+        ("a{1,5}?", 0),
+    ],
+)  # fmt: skip
+def test_C7_the_parts_of_a_regular_expression_that_may_match_nothing_are_counted(pattern, parts):
+    assert may_be_empty(pattern) == parts
+
+
+@pytest.mark.parametrize("pattern", ["[a-z ]?" * 64, "[a-z ]*" * 64, "([a-z]|)" * 64, "([a-z]{0,9})" * 64])
+async def test_C7_expressions_that_may_skip_part_after_part_are_400(box, pattern):
+    fine = {"anyOf": [{"type": "string", "pattern": "(ab?c*|d?)?" * 4} for _ in range(20)]}
+    async with box() as b:
+        for constraint in ({"regex": pattern}, {"json": {"type": "string", "pattern": pattern}}):
+            error = assert_openai_error(await b.chat(structured_outputs=constraint), 400, "structured_outputs")
+            assert "may match nothing" in error["message"]
+        several = {"anyOf": [{"type": "string", "pattern": pattern[: len(pattern) // 2]} for _ in range(20)]}
+        assert_openai_error(await b.chat(structured_outputs={"json": several}), 400, "structured_outputs")
+        assert not b.engine.diaries
+        assert (await b.chat(structured_outputs={"json": fine})).status_code == 200
+
+
 def test_C7_C12_counting_takes_a_time_that_grows_with_the_length_alone():
     times = []
     for factor in (1, 8):
@@ -173,8 +198,56 @@ def test_C7_C12_counting_takes_a_time_that_grows_with_the_length_alone():
         began = time.process_time()
         for pattern in patterns * 3:
             expanded(pattern)
+            may_be_empty(pattern)
         times.append(time.process_time() - began)
     assert times[1] < 40 * times[0] + 0.05
+
+
+def properties(number, **more):
+    return {"type": "object", "properties": {f"p{i}": {"type": "boolean"} for i in range(number)}, **more}
+
+
+EXPLODING = {
+    "many": properties(513),
+    "counted": properties(100, maxProperties=70),
+    "from": properties(100, minProperties=50.0),
+    "several": {"anyOf": [properties(60, minProperties=20, maxProperties=40) for _ in range(10)]},
+}
+
+
+@pytest.mark.parametrize("name", EXPLODING)
+async def test_C7_schemas_of_too_many_or_counted_properties_are_400(box, name):
+    schema = {"type": "array", "items": EXPLODING[name]}
+    async with box() as b:
+        reply = await b.chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
+        assert "ropert" in assert_openai_error(reply, 400, "response_format")["message"]
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        assert_openai_error(await b.chat(tools=[tool]), 400, "tools[0]")
+        assert not b.engine.diaries
+        fine = {"items": [properties(512), properties(30, minProperties=1, maxProperties=20), {"properties": 5}]}
+        reply = await b.chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": fine}})
+        assert reply.status_code == 200, reply.text
+
+
+AS_TEXT = {
+    "pattern": {"type": "string", "pattern": EVIL[0]},
+    "properties": EXPLODING["many"],
+    "depth": {"a": json.loads("[" * 100 + "]" * 100)},
+}
+
+
+@pytest.mark.parametrize("kind", ["json", "structural_tag"])
+@pytest.mark.parametrize("name", AS_TEXT)
+async def test_C7_a_schema_as_a_text_has_the_same_bounds(box, kind, name):
+    async with box() as b:
+        given = {kind: json.dumps({"schema": AS_TEXT[name]})}
+        assert_openai_error(await b.chat(structured_outputs=given), 400, "structured_outputs")
+        for text in ("{", "[" * 100_000, '"\\ud800"', ""):
+            reply = await b.chat(structured_outputs={kind: text})
+            assert "must be JSON" in assert_openai_error(reply, 400, "structured_outputs")["message"]
+        assert not b.engine.diaries
+        given = {kind: json.dumps({"type": "string", "pattern": "[a-z]{1,63}"})}
+        assert (await b.chat(structured_outputs=given)).status_code == 200
 
 
 LARGE_SCHEMAS = [
