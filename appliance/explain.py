@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from appliance.errors import BadRequest, Forbidden, NotFound
+from appliance.errors import BadRequest, NotFound
 from appliance.permissions import PERMISSIONS, Reason
 from appliance.protocols import Explainer
 from appliance.runtime import Runtime
@@ -53,9 +53,9 @@ async def explain(runtime: Runtime, subject: str, action: str, object_: str) -> 
     async with runtime.database:
         principal, credential = await _subject(runtime, subject)
         principal = runtime.pipeline.within_tenant(principal)
-        refused = await _refusal(runtime, principal, action, object_)
+        refusal = await runtime.pipeline.refusal(principal, action, object_)  # past the audit log: nobody did anything
         reach = await _reach(runtime, principal, action, object_)
-    against = [*_against(credential), *refused, *_against(reach)]
+    against = [*_against(credential), *([str(refusal)] if refusal else []), *_against(reach)]
     return Explanation(
         allowed=not against,
         why=against[0] if against else f"{action} is allowed",
@@ -109,16 +109,6 @@ def _validity(key: StoredKey) -> Reason:
         return Reason(ok=False, text=f"the key {key.id} is revoked")
     ok = key.valid_at(time.time())
     return Reason(ok=ok, text=f"the key {key.id} {'is valid' if ok else 'has expired'}")
-
-
-async def _refusal(runtime: Runtime, principal: Principal, action: str, object_: str) -> list[str]:
-    """What the caller would be told; nothing when every authorizer agrees. Past the audit log: nobody did anything."""
-    try:
-        for _, authorizer in runtime.pipeline.authorizers:
-            await authorizer.authorize(principal, action, object_)
-    except Forbidden as error:
-        return [str(error)]
-    return []
 
 
 def _explanations(runtime: Runtime, principal: Principal, action: str, object_: str) -> list[Reason]:

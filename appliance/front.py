@@ -95,7 +95,7 @@ class Front:
     @property
     def guarded(self) -> bool:
         """Whether callers are asked who they are; without that, only loopback may be served."""
-        return any(authenticator.enabled for _, authenticator in self._bound()[1].authenticators)
+        return self._bound()[1].guarded
 
     async def authorize(self, asked: Asked, action: str | None) -> Principal:
         """Who asks, if they may do ``action`` on ``asked.path``; for what has no route. ``None``: whoever is known.

@@ -119,6 +119,15 @@ class Pipeline:
     filters: Filters = field(default_factory=Filters)
     telemetry: Telemetry = field(default_factory=NoTelemetry)
 
+    @property
+    def guarded(self) -> bool:
+        """Whether callers are asked who they are; without that, only loopback may be served."""
+        return bool(self._enabled)
+
+    @property
+    def _enabled(self) -> list[Authenticator]:
+        return [authenticator for _, authenticator in self.authenticators if authenticator.enabled]
+
     async def authenticate(self, headers: Mapping[str, str], query: bytes = b"") -> Principal:
         """Find the caller; without any enabled authenticator everybody is ``anonymous``.
 
@@ -139,7 +148,7 @@ class Pipeline:
         return principal
 
     async def _identify(self, headers: Mapping[str, str], query: bytes) -> Principal:
-        enabled = [authenticator for _, authenticator in self.authenticators if authenticator.enabled]
+        enabled = self._enabled
         if not enabled:
             return ANONYMOUS
         challenge = "invalid_token" if check_form(headers, query) else None
@@ -159,7 +168,7 @@ class Pipeline:
 
     async def _check_still_known(self, principal: Principal) -> None:
         """Stored work may begin long after it was asked for. Raises Unauthenticated."""
-        enabled = [authenticator for _, authenticator in self.authenticators if authenticator.enabled]
+        enabled = self._enabled
         known = principal is not ANONYMOUS or not enabled
         for authenticator in enabled:
             if known and isinstance(authenticator, Revoking):
@@ -171,21 +180,23 @@ class Pipeline:
 
     async def authorize(self, principal: Principal, action: str, resource: str) -> None:
         """Every authorizer must agree. Raises Forbidden."""
+        refusal = await self.refusal(principal, action, resource)
+        if refusal is not None:
+            self.trail.denied(principal, action, resource, refusal)
+            raise refusal
+
+    async def may(self, principal: Principal, action: str, resource: str) -> bool:
+        """Whether every authorizer agrees, for what is left out rather than refused: a no is not noted."""
+        return await self.refusal(principal, action, resource) is None
+
+    async def refusal(self, principal: Principal, action: str, resource: str) -> Forbidden | None:
+        """What the first authorizer says that does not agree, if one does not; it is not noted."""
         try:
             for _, authorizer in self.authorizers:
                 await authorizer.authorize(principal, action, resource)
         except Forbidden as error:
-            self.trail.denied(principal, action, resource, error)
-            raise
-
-    async def may(self, principal: Principal, action: str, resource: str) -> bool:
-        """Whether every authorizer agrees, for what is left out rather than refused: a no is not noted."""
-        try:
-            for _, authorizer in self.authorizers:
-                await authorizer.authorize(principal, action, resource)
-        except Forbidden:
-            return False
-        return True
+            return error
+        return None
 
     async def readers(self, principal: Principal, resource: str) -> Collection[str] | None:
         """Whose documents a caller sees, for ``Database.tenant``; ``None``, all, for who may ``access.manage``."""

@@ -103,7 +103,7 @@ async def _serve(runtime: Runtime, listener: socket.socket, began: float) -> Non
             gc.freeze()
             port, seconds = listener.getsockname()[1], time.monotonic() - began
             listening = runtime.context.front.listening
-            click.echo(banner(runtime.config, port, seconds, guarded=_is_guarded(runtime), listening=listening))
+            click.echo(banner(runtime.config, port, seconds, guarded=runtime.pipeline.guarded, listening=listening))
             await serving
     finally:
         server.should_exit = True
@@ -183,15 +183,11 @@ async def _tell(runtime: Runtime) -> None:
 def _check_exposure(runtime: Runtime) -> None:
     """Without authentication only this machine is served."""
     server = runtime.config.server
-    if not _is_guarded(runtime) and not server.allow_unauthenticated and not is_loopback(server.host):
+    if not runtime.pipeline.guarded and not server.allow_unauthenticated and not is_loopback(server.host):
         raise ConfigError(
             f"server.host: {server.host} is open to other machines but nothing checks who calls; create a key "
             "(appliance keys create --admin), bind 127.0.0.1, or set server.allow_unauthenticated: true"
         )
-
-
-def _is_guarded(runtime: Runtime) -> bool:
-    return any(authenticator.enabled for _, authenticator in runtime.pipeline.authenticators)
 
 
 def _prepare_folders(config: Config) -> None:
