@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -104,8 +104,8 @@ async def fetch(
 
 async def events(
     front: Front, context: Context, path: str, fields: dict[str, Any], *, tell: bool = True
-) -> AsyncIterator[dict[str, Any]]:
-    """The events of a streamed answer. Raises Failed, also for an error within the stream."""
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of a streamed answer. Raises Failed, also for an error within the stream. To be closed (aclosing)."""
     splitter = EventSplitter()
     async with _asked(front, context, path, fields | {"stream": True}) as reply:
         if tell:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -105,8 +106,9 @@ def _guarded(handler: Any, gate: Callable[[Context], Awaitable[None]]) -> Any:
         return await behaviour(await given(requests, context), context)
 
     async def many(requests: Any, context: Context) -> AsyncIterator[Any]:
-        async for answer in behaviour(await given(requests, context), context):
-            yield answer
+        async with aclosing(behaviour(await given(requests, context), context)) as found:
+            async for answer in found:
+                yield answer
 
     answers = many if handler.response_streaming else one
     gives = "stream" if handler.response_streaming else "unary"

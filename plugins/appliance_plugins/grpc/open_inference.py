@@ -8,7 +8,8 @@ model takes ``text_input`` and gives ``embedding``. Input and output names are t
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
@@ -105,21 +106,25 @@ class OpenInference:
         """One request after the other; an error is told as Triton does, in a response, and the next one is taken."""
         async for request in requests:
             try:
-                async for answer in self._answers(request, context):
-                    yield pb.ModelStreamInferResponse(infer_response=answer)
+                async with aclosing(self._answers(request, context)) as answers:
+                    async for answer in answers:
+                        yield pb.ModelStreamInferResponse(infer_response=answer)
             except (Failed, ApplianceError) as error:
                 yield pb.ModelStreamInferResponse(
                     error_message=str(error), infer_response=pb.ModelInferResponse(id=request.id)
                 )
 
-    async def _answers(self, request: pb.ModelInferRequest, context: Context) -> AsyncIterator[pb.ModelInferResponse]:
+    async def _answers(
+        self, request: pb.ModelInferRequest, context: Context
+    ) -> AsyncGenerator[pb.ModelInferResponse, None]:
         path, fields = await self._reader.read(self._asked, request)
         if not fields.pop("stream", False):
             yield _answer(request, await fetch(self._front, context, path, fields, tell=False))
             return
-        async for event in events(self._front, context, path, fields, tell=False):
-            if event["choices"]:
-                yield _answer(request, event)
+        async with aclosing(events(self._front, context, path, fields, tell=False)) as found:
+            async for event in found:
+                if event["choices"]:
+                    yield _answer(request, event)
 
     def _asked(self, request: pb.ModelInferRequest) -> tuple[str, dict[str, Any]]:
         """The path and body of the route's request. Raises BadRequest, NotFound."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,8 +69,9 @@ def _handler(rpc: Rpc, front: Front, reader: Reader) -> Any:
     async def many(request: Message, context: Context) -> AsyncIterator[Message]:
         try:
             path, body = await reader.read(partial(_body, rpc), request)
-            async for event in events(front, context, path, body):
-                yield rpc.answer(event)
+            async with aclosing(events(front, context, path, body)) as found:
+                async for event in found:
+                    yield rpc.answer(event)
         except Failed as error:
             await abort(context, error)
 
