@@ -16,10 +16,10 @@ from appliance.http.requests import (
     answer,
     item_page,
     listing,
+    plain_session,
     principal,
     query_of,
     read_json,
-    runtime,
 )
 from appliance.storage import completions
 from appliance.storage.tables.completions import StoredCompletion
@@ -52,21 +52,21 @@ async def list_completions(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/chat/completions``, oldest first by default; ``model`` and ``metadata[KEY]`` narrow it."""
     caller, wanted = principal(request), query_of(request, CompletionPage)
     labels = _labels(request)
-    async with runtime(request).database.tenant(caller.tenant, write=False) as session:
+    async with plain_session(request, write=False) as session:
         rows, more = await completions.page(session, wanted, caller.user, model=wanted.model, labels=labels)
     return answer(listing([_object(row) for row in rows], [row.id for row in rows], has_more=more))
 
 
 async def get_completion(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/chat/completions/{completion_id}``."""
-    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+    async with plain_session(request, write=False) as session:
         return answer(_object(await _row(session, request)))
 
 
 async def update_completion(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/chat/completions/{completion_id}``: other metadata."""
     body = await read_json(request, _decode_update)
-    async with runtime(request).database.tenant(principal(request).tenant) as session:
+    async with plain_session(request) as session:
         row = await _row(session, request, lock=True)
         await completions.relabel(session, row, body.metadata or {})
         return answer(_object(row))
@@ -74,7 +74,7 @@ async def update_completion(request: HttpRequest) -> Response[bytes]:
 
 async def delete_completion(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/chat/completions/{completion_id}``."""
-    async with runtime(request).database.tenant(principal(request).tenant) as session:
+    async with plain_session(request) as session:
         row = await _row(session, request, lock=True)
         await session.delete(row)
     return answer(Deleted(id=row.id, object="chat.completion.deleted"))
@@ -83,7 +83,7 @@ async def delete_completion(request: HttpRequest) -> Response[bytes]:
 async def list_messages(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/chat/completions/{completion_id}/messages``: what was asked, oldest first by default."""
     wanted = query_of(request, OldestFirst)
-    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+    async with plain_session(request, write=False) as session:
         row = await _row(session, request)
     return answer(item_page([_message(row.id, i, message) for i, message in enumerate(row.messages)], wanted))
 

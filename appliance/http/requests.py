@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -43,7 +43,7 @@ def any_model(caller: Principal, path: str) -> str:
 
 @asynccontextmanager
 async def tenant_session(request: HttpRequest, *, write: bool = True) -> AsyncIterator[TenantSession]:
-    """A transaction on what the caller may reach and see; the only way for a handler to the database.
+    """A transaction on what the caller may reach and see: with ``plain_session`` the only way to the database.
 
     Whoever manages access (``access.manage``) sees every document of the tenant in it.
     """
@@ -51,6 +51,11 @@ async def tenant_session(request: HttpRequest, *, write: bool = True) -> AsyncIt
     readers = await services.pipeline.readers(caller, request.scope["path"])
     async with services.database.tenant(caller.tenant, stores=caller.stores, readers=readers, write=write) as session:
         yield session
+
+
+def plain_session(request: HttpRequest, *, write: bool = True) -> AbstractAsyncContextManager[TenantSession]:
+    """A transaction on what the caller's tenant keeps beside documents, as responses: these have no readers."""
+    return runtime(request).database.tenant(principal(request).tenant, write=write)
 
 
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:

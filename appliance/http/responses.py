@@ -16,7 +16,7 @@ from appliance.http import errors, idempotency
 from appliance.http.disconnect import ClientGone
 from appliance.http.hot import EVENT_STREAM, KeptReply, Reply, Route
 from appliance.http.objects import Deleted
-from appliance.http.requests import HttpRequest, Page, answer, item_page, principal, query_of, runtime
+from appliance.http.requests import HttpRequest, Page, answer, item_page, plain_session, principal, query_of, runtime
 from appliance.http.tokens import CountRoute
 from appliance.responses.events import encoded, follow
 from appliance.responses.items import read_input
@@ -149,7 +149,7 @@ class ResponseQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def get_response(request: HttpRequest) -> Response[Any]:
     """``GET /v1/responses/{response_id}``, as an object or as the events behind ``starting_after``."""
     wanted = query_of(request, ResponseQuery)
-    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+    async with plain_session(request, write=False) as session:
         row = await responses.get(session, request.path_params["response_id"], principal(request).user)
         written = wanted.stream and await response_events.last(session, row.id) is not None
     if not wanted.stream:
@@ -188,7 +188,7 @@ def _again(
 async def delete_response(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/responses/{response_id}``."""
     response_id: str = request.path_params["response_id"]
-    async with runtime(request).database.tenant(principal(request).tenant) as session:
+    async with plain_session(request) as session:
         await responses.remove(session, response_id, principal(request).user)
     runtime(request).background.cancel(response_id)
     return answer(Deleted(id=response_id, object="response"))
@@ -196,7 +196,7 @@ async def delete_response(request: HttpRequest) -> Response[bytes]:
 
 async def cancel_response(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/responses/{response_id}/cancel``: background ones only; again changes nothing."""
-    async with runtime(request).database.tenant(principal(request).tenant) as session:
+    async with plain_session(request) as session:
         row = await responses.get(session, request.path_params["response_id"], principal(request).user, lock=True)
         if not row.body["background"]:
             raise BadRequest(
@@ -217,7 +217,7 @@ async def list_input_items(request: HttpRequest) -> Response[bytes]:
 
 
 async def _row(request: HttpRequest) -> StoredResponse:
-    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+    async with plain_session(request, write=False) as session:
         return await responses.get(session, request.path_params["response_id"], principal(request).user)
 
 
