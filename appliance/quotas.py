@@ -1,7 +1,7 @@
 """How much a tenant may keep: bytes of files, and objects of all kinds.
 
 Looked at before something is made. What comes at the same time is not known to each other, so a quota may be exceeded
-by that much; bytes that are announced count before they come.
+by that much. Bytes that are announced count before they come, and all once they are there, before they are kept.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ class Quotas:
         """As the configuration has it."""
         return cls(database, config.limits, config.auth.tenants)
 
-    async def check(self, tenant: str, new_bytes: int | None = None) -> None:
-        """Raises QuotaExceeded if there is no room for an object more; with ``new_bytes``, for so many of a file."""
+    async def check(self, tenant: str, new_bytes: int | None = None, *, new_objects: int = 1) -> None:
+        """Look whether there is room for so many objects more, and with ``new_bytes`` for so many bytes of a file.
+
+        Raises QuotaExceeded.
+        """
         max_bytes, max_objects = self._most(tenant)
         if new_bytes is None:
             max_bytes = None
         if max_bytes is None and max_objects is None:
             return
         async with self.database.tenant(tenant, write=False) as session:
-            if max_objects is not None and await _sum(session, _OBJECTS) >= max_objects:
+            if max_objects is not None and await _sum(session, _OBJECTS) + new_objects > max_objects:
                 raise QuotaExceeded(
-                    f"your tenant keeps {max_objects} objects, as many as it may (max_stored_objects); delete some"
+                    f"your tenant would keep more than {max_objects} objects (max_stored_objects); delete some"
                 )
             if max_bytes is not None and await _sum(session, _BYTES) + max(1, new_bytes or 0) > max_bytes:
                 raise QuotaExceeded(

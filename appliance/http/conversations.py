@@ -60,6 +60,7 @@ async def create_conversation(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_create)
     new = _new_items(body.items or [])
     caller = principal(request)
+    await runtime(request).quotas.check(caller.tenant, new_objects=1 + len(new))
     row = Conversation(id=new_id("conv_"), user=caller.user, created_us=now_us(), labels=body.metadata or {})
     async with runtime(request).database.tenant(caller.tenant) as session:
         session.add(row)
@@ -95,6 +96,7 @@ async def delete_conversation(request: HttpRequest) -> Response[bytes]:
 async def create_items(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/conversations/{conversation_id}/items``: answers with what was added."""
     new = _new_items((await read_json(request, _decode_items)).items)
+    await runtime(request).quotas.check(principal(request).tenant, new_objects=len(new))
     async with runtime(request).database.tenant(principal(request).tenant) as session:
         await conversations.append(session, await _row(session, request, lock=True), new)
     return answer(listing(new, [item["id"] for item in new], has_more=False))

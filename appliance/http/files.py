@@ -48,6 +48,7 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
         purpose = check_purpose(form.fields.get("purpose"))
         await check_reach(request, purpose, "files.write")
         kept = kept_seconds(purpose, _expiry(form.fields))
+        await services.quotas.check(principal(request).tenant, writer.size)
         try:
             await writer.commit(file_id)
             row = files.new(

@@ -56,10 +56,12 @@ async def create_upload(request: HttpRequest) -> Response[bytes]:
 async def add_part(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/uploads/{upload_id}/parts``. When it answers, the part is on the disk."""
     uploads.check_pending(await _row(request))
-    blobs, part_id = runtime(request).blobs, new_id("part_")
+    services, part_id = runtime(request), new_id("part_")
+    blobs = services.blobs
     with blobs.writer() as writer:
         form = Upload(writer, MAX_PART_BYTES, name="data", too_large="a part; send several")
         await form.read(request.scope["headers"], request.receive)
+        await services.quotas.check(principal(request).tenant, writer.size)
         try:
             await writer.commit(part_id)
             async with tenant_session(request) as session:

@@ -102,12 +102,13 @@ class Responses:
         check(request)
         model = self.models.resolve_chat(request.model, principal)
         await self._authorize(request, principal)
-        if response_id is None and (request.stored or request.conversation_id is not None):
-            await self.quotas.check(principal.tenant)
         given = given or self._read(request)
         check_parts(model.name, model.inputs, parts_of(given.input))
-        extent = await self._extent(request, principal)
         own = [item for item in given.input if item["type"] != "item_reference"]
+        kept = int(request.stored) + (len(own) if request.conversation_id is not None else 0)
+        if response_id is None and kept:
+            await self.quotas.check(principal.tenant, new_objects=kept)
+        extent = await self._extent(request, principal)
         whole = extent is None
         chat = self._chat(request, given) if whole else self._capped(chat_of(request, own, given.instructions))
         status = "queued" if request.background else "in_progress"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+import httpx
 import openai
 import pytest
 from every_route import GENERATING, HELLO
@@ -65,9 +68,15 @@ async def test_what_is_not_kept_needs_no_room(box) -> None:
 
 
 async def test_every_item_of_a_conversation_counts(box) -> None:
-    async with box(config={"limits": {"max_stored_objects": 3}}) as b:
+    async with box([Emit("a")], config={"limits": {"max_stored_objects": 5}}) as b:
         made = (await b.client.post("/v1/conversations", json={"items": HELLO * 2})).json()["id"]
-        assert_full(await b.client.post(f"/v1/conversations/{made}/items", json={"items": HELLO}), "max_stored_objects")
+        items, response = {"items": HELLO * 3}, {"model": "m", "input": HELLO * 3, "conversation": made, "store": False}
+        assert_full(await b.client.post("/v1/conversations", json=items), "max_stored_objects")
+        assert_full(await b.client.post(f"/v1/conversations/{made}/items", json=items), "max_stored_objects")
+        assert_full(await b.client.post("/v1/responses", json=response), "max_stored_objects")
+        assert b.engine.diaries == []
+        more = await b.client.post(f"/v1/conversations/{made}/items", json={"items": HELLO * 2})
+        assert (more.status_code, len(more.json()["data"])) == (200, 2)
 
 
 async def test_a_background_response_that_was_taken_is_made_although_its_tenant_is_full(box) -> None:
@@ -85,6 +94,23 @@ async def test_the_bytes_of_files_are_bounded_before_they_come(box) -> None:
         assert_full(await upload(b, 4000), "max_stored_bytes")
         assert len(list((b.runtime.config.data_path / "files").rglob("file-*"))) == 2
         assert (await b.client.post("/v1/conversations", json={})).status_code == 200
+
+
+async def unannounced(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+async def test_bytes_that_nobody_announced_are_counted_before_they_are_kept(box) -> None:
+    async with box(config={"limits": {"max_stored_bytes": 10_000}}) as b:
+        body = {"filename": "a", "bytes": 20_000, "mime_type": "", "purpose": "assistants"}
+        made = (await b.client.post("/v1/uploads", json=body)).json()["id"]
+        for path, name in (("/v1/files", "file"), (f"/v1/uploads/{made}/parts", "data")):
+            form = httpx.Request("POST", b.url, files={name: ("a", b"x" * 20_000)}, data={"purpose": "assistants"})
+            headers = {"content-type": form.headers["content-type"]}
+            reply = await b.client.post(path, content=unannounced(form.read()), headers=headers)
+            assert "content-length" not in reply.request.headers
+            assert_full(reply, "max_stored_bytes")
+        assert not [path for path in (b.runtime.config.data_path / "files").rglob("*") if path.is_file()]
 
 
 async def test_parts_of_uploads_are_bytes_too(box) -> None:
