@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
@@ -73,8 +73,7 @@ class Changes:
         """Take everything out of the stores that have expired; the stores stay, to say so."""
         async with self._database.session(write=False) as session:
             store_ids = await stores.expired(session, self._backend.name)
-        for store_id in store_ids:
-            await _logged(self._empty(store_id))
+        await _each("emptying it, since it has expired,", [(store_id,) for store_id in store_ids], self._empty)
 
     async def _empty(self, store_id: str) -> None:
         async with self._database.session() as session:
@@ -199,16 +198,15 @@ class Changes:
     # -- what was cut short ----------------------------------------------------------------------------
 
     async def finish_removals(self) -> None:
-        """Removals that were cut short; one that fails stays marked, and can be asked for again."""
+        """Removals that were cut short or failed; what fails again stays marked for the next time."""
         async with self._database.session(write=False) as session:
             store_ids = await stores.being_removed(session, self._backend.name)
             keys = await store_files.being_removed(session, self._backend.name)
-        for store_id in store_ids:
-            await _logged(self.remove_store(store_id))
-        for key in keys:
-            await _logged(self._finish_removal(key))
+        await _each("its removal", [(store_id,) for store_id in store_ids], self.remove_store)
+        await _each("the removal of a file from it", keys, self._finish_removal)
 
-    async def _finish_removal(self, key: Key) -> None:
+    async def _finish_removal(self, store_id: str, file_id: str) -> None:
+        key = store_id, file_id
         async with self._changing(key):
             async with self._database.session(write=False) as session:
                 row = await store_files.find(session, *key)
@@ -219,18 +217,21 @@ class Changes:
         """Changes of attributes and readers that a crash, or a vector store out of reach, kept from the chunks."""
         async with self._database.session(write=False) as session:
             keys = await store_files.stale(session, self._backend.name)
-        for key in keys:
-            try:
-                await self._update_chunks(*key)
-            except RetrievalUnavailable as error:
-                log.warning("changes of %d files wait for the vector store: %s", len(keys), error)
-                return
-            except RequestError as error:
-                log.warning("the change of file %s cannot be finished: %s; repeat it", key[1], error)
+        await _each("a change of a file in it", keys, self._update_chunks)
 
 
-async def _logged(work: Awaitable[None]) -> None:
-    try:
-        await work
-    except RequestError as error:
-        log.warning("a removal that was cut short cannot be finished: %s; repeat it", error)
+async def _each(what: str, keys: Iterable[tuple[str, ...]], step: Callable[..., Awaitable[None]]) -> None:
+    """Do a step for each key, which begins with a store's id; one out of reach is asked once, and holds up no other."""
+    away: set[str] = set()
+    for store_id, *rest in keys:
+        if store_id in away:
+            continue
+        try:
+            await step(store_id, *rest)
+        except RetrievalUnavailable as error:
+            away.add(store_id)
+            log.warning("vector store %s: %s waits: %s", store_id, what, error)
+        except RequestError as error:
+            log.warning("vector store %s: %s cannot be finished: %s; repeat it", store_id, what, error)
+        except Exception:
+            log.exception("vector store %s: %s failed and is tried again", store_id, what)

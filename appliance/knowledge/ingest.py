@@ -10,9 +10,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import ApplianceError, IngestionError, RequestError
 from appliance.knowledge.changes import Changes
@@ -35,6 +38,9 @@ _POLL_SECONDS = 1.0
 _RENEW_SECONDS = jobs.LEASE_SECONDS / 3
 _RETRY_SECONDS = 2.0
 _TIDY_SECONDS = 60.0
+"""Between two looks for removals, changes and expired stores that are still to be carried through."""
+_START_SECONDS = 5.0
+"""How long the start waits for the first of these looks."""
 _UNEXPECTED_ATTEMPTS = 3
 StandBack: TypeAlias = Callable[[bool], bool]
 """Lets this process stand back for others, or not any more; false if that could not be done now."""
@@ -66,26 +72,28 @@ class Ingestor:
         self.changes = Changes(database, backend, self._under_way, self.wake)
         """What ends work on files, and takes them out."""
         self._renewed = 0.0
-        self._tidied = -_TIDY_SECONDS
-        self._task: asyncio.Task[None] | None = None
+        self._tidied = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Take up what an earlier worker left, and begin."""
+        """Take up what an earlier worker left, and begin; vector stores that do not answer are waited for beside it."""
         async with self._database.session() as session:
             await jobs.reclaim(session, self._owner)
-        await self.changes.finish_removals()
-        await self.changes.finish_updates()
         self._sealer.start()
-        self._task = asyncio.create_task(self._run(), name="ingestor")
+        loops = {"ingestor": self._run(), "tidying up": self._tidy()}
+        self._tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_SECONDS):
+                await self._tidied.wait()
 
     async def stop(self) -> None:
         """Stop; unfinished files stay queued. Idempotent."""
-        if self._task is None:
+        if not self._tasks:
             return
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
-        self._task = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        self._tasks = []
         await self._under_way.end_tasks(self._running)
         await self._sealer.stop()
         with suppress(ApplianceError):
@@ -114,15 +122,24 @@ class Ingestor:
     async def _turn(self) -> None:
         await self._drop_cancelled()
         await self._renew()
-        if time.monotonic() - self._tidied > _TIDY_SECONDS:
-            self._tidied = time.monotonic()
-            await self.changes.empty_expired()
-            await self.changes.finish_updates()
         if self._free > 0:
             await self._claim()
         if self._free > 0 and not self._rebuilding:
             await self._claim_rebuild()
         self._stand_back_while_busy()
+
+    async def _tidy(self) -> None:
+        """Beside the queue, which does not wait for vector stores that do not answer."""
+        while True:
+            for step in (self.changes.finish_removals, self.changes.empty_expired, self.changes.finish_updates):
+                try:
+                    await step()
+                except ApplianceError as error:
+                    log.warning("tidying up waits: %s", error)
+                except Exception:
+                    log.exception("tidying up failed and is tried again")
+            self._tidied.set()
+            await asyncio.sleep(_TIDY_SECONDS)
 
     def _stand_back_while_busy(self) -> None:
         busy = bool(self._under_way)
@@ -169,9 +186,11 @@ class Ingestor:
         self._running[work.key] = task
         if work.is_rebuild:
             self._rebuilding.add(work.key)
-        task.add_done_callback(lambda _: self._ended(work.key))
+        task.add_done_callback(partial(self._ended, work.key))
 
-    def _ended(self, key: Key) -> None:
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("work on file %s ended; it is taken up again once its lease is over", key[1], exc_info=error)
         self._running.pop(key, None)
         self._rebuilding.discard(key)
         self._sealer.nudge()
@@ -191,14 +210,14 @@ class Ingestor:
     async def _renew(self) -> None:
         if self._under_way and time.monotonic() - self._renewed > _RENEW_SECONDS:
             async with self._database.session() as session:
-                await jobs.renew(session, self._owner)
+                await jobs.renew(session, self._owner, self._under_way.keys())
             self._renewed = time.monotonic()
 
     # -- one job ---------------------------------------------------------------------------------------
 
     async def _work(self, work: Work) -> None:
         if work.status == "cancelled":
-            await self._clean_up(work)
+            await self._clean_up(work, lambda session: jobs.end(session, work))
             return
         if work.attempts > jobs.MAX_ATTEMPTS:
             await self._failed(work, IngestionError.code, _GIVE_UP.format(count=work.attempts - 1))
@@ -221,24 +240,22 @@ class Ingestor:
             self._sealer.add(written)
             log.info("file %s: %d chunks in %.1f s", work.file_id, written.chunks, time.monotonic() - began)
 
-    async def _clean_up(self, work: Work) -> None:
-        try:
-            await self._backend.delete_file(work.collection, work.file_id)
-            async with self._database.session() as session:
-                await jobs.end(session, work)
-        except ApplianceError as error:
-            await self._later(work, error)
-
     async def _failed(self, work: Work, code: str, message: str) -> None:
-        """Nothing half indexed stays; if even that fails, the job comes up again."""
         log.info("file %s failed: %s", work.file_id, code)
         queue = reindexes if work.is_rebuild else jobs
+        await self._clean_up(work, lambda session: queue.fail(session, work, code, message))
+
+    async def _clean_up(self, work: Work, end: Callable[[AsyncSession], Awaitable[None]]) -> None:
+        """Nothing half indexed stays of what has ended; if even that fails, the job comes up again."""
         try:
             await self._backend.delete_file(work.collection, work.file_id)
             async with self._database.session() as session:
-                await queue.fail(session, work, code, message)
+                await end(session)
         except ApplianceError as error:
             await self._later(work, error)
+        except Exception:
+            log.exception("file %s could not be cleaned up", work.file_id)
+            await self._put_back(work, _RETRY_SECONDS * work.attempts, counted=True)
 
     async def _later(self, work: Work, error: ApplianceError) -> None:
         retry_after = error.retry_after if isinstance(error, RequestError) else None

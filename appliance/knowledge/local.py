@@ -26,6 +26,7 @@ from appliance.knowledge.reranking import scores
 from appliance.knowledge.searching import Searcher
 from appliance.knowledge.separation import SeparateStores
 from appliance.knowledge.sources.service import Sources
+from appliance.knowledge.tasks import task_group
 from appliance.models.registry import model_spec
 from appliance.models.store import ModelStore, open_store
 from appliance.plugins import Plugins
@@ -186,7 +187,9 @@ class LocalKnowledge:
         built = self._build_embedders()
         for embedder in built.values():
             self._held.push_async_callback(embedder.stop)
-        await asyncio.gather(*(embedder.start() for embedder in built.values()))
+        async with task_group() as group:
+            for embedder in built.values():
+                group.create_task(embedder.start())
         return {name: BatchingEmbedder(name, embedder) for name, embedder in built.items()}
 
     def _build_embedders(self) -> Mapping[str, Embedder]:

@@ -6,13 +6,13 @@ one that is a passage of its own, or stands beside a better one, is left out.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from appliance.knowledge.tasks import task_group
 from appliance.protocols import VectorStore
 from appliance.types import Passage, Scope, StoredChunk
 
@@ -29,11 +29,12 @@ class Neighborhood:
         self, passages: Sequence[Passage], chunks: Mapping[str, StoredChunk], reach: int
     ) -> list[Passage]:
         """The passages, each with up to ``reach`` chunks before it and behind it; ``chunks`` are theirs, by id."""
-        windows = await asyncio.gather(*(self._window(p, chunks[p.chunk_id], reach) for p in passages))
+        async with task_group() as group:
+            windows = [group.create_task(self._window(p, chunks[p.chunk_id], reach)) for p in passages]
         taken = {passage.chunk_id for passage in passages}
         surrounded: list[Passage] = []
         for passage, window in zip(passages, windows, strict=True):
-            before, after = _sides(window, chunks[passage.chunk_id], taken)
+            before, after = _sides(window.result(), chunks[passage.chunk_id], taken)
             taken.update(chunk.id for chunk in (*before, *after))
             surrounded.append(_surrounded(passage, chunks[passage.chunk_id], before, after))
         return surrounded

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -30,6 +32,8 @@ from appliance.storage.tables import VectorStore as StoreRow
 
 log = logging.getLogger("appliance.reindex")
 _POLL_SECONDS = 1.0
+_RETRY_SECONDS = 10.0
+"""How long a store rests of which a step has failed."""
 
 
 class Reindexer:
@@ -46,6 +50,8 @@ class Reindexer:
         self._backend = backend
         self._ingestor = ingestor
         self._embedders = embedders
+        self._resting: dict[str, float] = {}
+        """Until when those rest that failed, by their ids."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -73,6 +79,7 @@ class Reindexer:
         """
         async with self._database.session(write=False) as session:
             store = await _store(session, order.store)
+        self._resting.pop(store.id, None)
         store_id, elsewhere = store.id, not placing.is_here(store, self._backend.name)
         if elsewhere and order.step != "begin":
             raise RetrievalUnavailable(placing.told(store_id, store.backend, self._backend.name))
@@ -180,18 +187,32 @@ class Reindexer:
                     await self._ingestor.rebuilt.wait()
 
     async def advance(self) -> None:
-        """Switch to the collections that are whole, and drop those that are over."""
+        """Switch to the collections that are whole, and drop those that are over; one that fails holds up no other."""
         async with self._database.session(write=False) as session:
             whole = await reindexes.whole(session, self._fingerprints, self._backend.name)
             kept = await reindexes.of_status(session, KEPT, self._backend.name)
             dropping = await reindexes.of_status(session, DROPPING, self._backend.name)
         for store_id in whole:
-            await self._switch(store_id)
+            await self._unless_resting(store_id, self._switch(store_id))
         for row in kept:
             if (row.kept_until or 0) <= now():
-                await self._expire(row.store_id)
+                await self._unless_resting(row.store_id, self._expire(row.store_id))
         for row in dropping:
-            await self._drop(row)
+            await self._unless_resting(row.store_id, self._drop(row))
+
+    async def _unless_resting(self, store_id: str, step: Coroutine[Any, Any, None]) -> None:
+        if self._resting.get(store_id, 0.0) > time.monotonic():
+            step.close()
+            return
+        self._resting[store_id] = time.monotonic() + _RETRY_SECONDS  # should it fail
+        try:
+            await step
+        except ApplianceError as error:
+            log.warning("vector store %s: changing its embedding model waits: %s", store_id, error)
+        except Exception:
+            log.exception("vector store %s: changing its embedding model failed and is tried again", store_id)
+        else:
+            self._resting.pop(store_id, None)
 
     async def _switch(self, store_id: str) -> None:
         async with self._ingestor.changes.paused(store_id):

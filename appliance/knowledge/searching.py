@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -19,6 +19,7 @@ from appliance.knowledge.fusion import Leg, fuse_ranks, fuse_scores
 from appliance.knowledge.neighbors import Neighborhood
 from appliance.knowledge.placement import HeldElsewhere
 from appliance.knowledge.reranking import rerank
+from appliance.knowledge.tasks import task_group
 from appliance.protocols import Reranker, VectorStore
 from appliance.storage import searches, stores
 from appliance.storage.database import Database
@@ -86,7 +87,10 @@ class Searcher:
 
     async def _searched(self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]) -> tuple[list[Passage], bool]:
         """The page that was asked for, and whether there is more."""
-        (vectors, dense), text = await asyncio.gather(self._dense(search, scope, rows), self._text(search, scope, rows))
+        async with task_group() as group:
+            near = group.create_task(self._dense(search, scope, rows))
+            worded = group.create_task(self._text(search, scope, rows))
+        (vectors, dense), text = near.result(), worded.result()
         found, passages = await self._fused(search, scope, rows, dense, text)
         if search.feedback > 0 and search.ranker != "none" and vectors and passages:
             vectors = await self._moved(vectors, found[passages[0].chunk_id], search.feedback)
@@ -204,14 +208,21 @@ class Searcher:
         return await self._each(search, rows, leg)
 
     async def _each(
-        self, search: Search, rows: Mapping[str, StoreRow], leg: Callable[[str, int], Awaitable[Sequence[Hit]]]
+        self,
+        search: Search,
+        rows: Mapping[str, StoreRow],
+        leg: Callable[[str, int], Coroutine[Any, Any, Sequence[Hit]]],
     ) -> list[Ranking]:
-        async def one(query: int) -> Ranking:
-            answers = await asyncio.gather(*(leg(store_id, query) for store_id in rows))
-            merged = [(store_id, hit) for store_id, hits in zip(rows, answers, strict=True) for hit in hits]
-            return sorted(merged, key=lambda item: -item[1].score)[: self._limit(search)]
+        async with task_group() as group:
+            asked = [
+                {store_id: group.create_task(leg(store_id, query)) for store_id in rows}
+                for query in range(len(search.queries))
+            ]
+        return [self._merged(search, answers) for answers in asked]
 
-        return list(await asyncio.gather(*(one(query) for query in range(len(search.queries)))))
+    def _merged(self, search: Search, answers: Mapping[str, asyncio.Task[Sequence[Hit]]]) -> Ranking:
+        found = [(store_id, hit) for store_id, answer in answers.items() for hit in answer.result()]
+        return sorted(found, key=lambda item: -item[1].score)[: self._limit(search)]
 
     def _limit(self, search: Search) -> int:
         return max(self.candidates, search.limit)

@@ -7,6 +7,7 @@ It comes beside the tenant's condition in every query, not in its place.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 from appliance.errors import RetrievalUnavailable, StartError
@@ -32,7 +33,8 @@ class SeparateStores(ForwardingStore):
         self._known_tenants = tenants
         self._tenants: dict[str, str] = {}
         self._stores: dict[str, VectorStore] = {}
-        self._opening = asyncio.Lock()
+        self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By tenant: a store that does not answer holds up no other."""
         self._running = False
 
     async def start(self) -> None:
@@ -71,11 +73,17 @@ class SeparateStores(ForwardingStore):
             raise RetrievalUnavailable("the vector store of this tenant cannot be opened; try again") from error
 
     async def _of_tenant(self, tenant: str) -> VectorStore:
-        async with self._opening:
-            if not self._running:
-                raise RetrievalUnavailable("the vector store is stopped; try again later")
+        async with self._opening[tenant]:
+            self._check_running()
             if tenant not in self._stores:
                 store = self._make(tenant)
                 await store.start()
+                if not self._running:
+                    await store.stop()
+                self._check_running()
                 self._stores[tenant] = store
             return self._stores[tenant]
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise RetrievalUnavailable("the vector store is stopped; try again later")

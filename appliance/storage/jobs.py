@@ -5,11 +5,11 @@ Tenants take turns: first comes who has the fewest at work, so that nobody waits
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVarTuple
 
-from sqlalchemy import ColumnElement, Select, delete, func, select, update
+from sqlalchemy import ColumnElement, Select, delete, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage.ids import now
@@ -124,11 +124,10 @@ def _work(job: Job, file: StoreFile, upload: File, store: VectorStore, *, replac
     )
 
 
-async def renew(session: AsyncSession, owner: str) -> None:
-    """Extend every lease of this worker."""
-    await session.execute(
-        update(Job).where(Job.owner == owner, Job.lease_expires > 0).values(lease_expires=now() + LEASE_SECONDS)
-    )
+async def renew(session: AsyncSession, owner: str, keys: Collection[tuple[str, str]]) -> None:
+    """Extend this worker's leases of these files, by store and file id; what it lost track of becomes free."""
+    mine = Job.owner == owner, tuple_(Job.store_id, Job.file_id).in_(keys)
+    await session.execute(update(Job).where(*mine, Job.lease_expires > 0).values(lease_expires=now() + LEASE_SECONDS))
 
 
 async def reclaim(session: AsyncSession, owner: str, *, uncounted: bool = False) -> None:

@@ -75,7 +75,7 @@ class Sources:
         async with self._locks[wanted.name]:
             self._resting[wanted.name] = time.monotonic() + _RETRY_SECONDS  # should it fail
             await self._one(wanted, SyncOrder()).advance()
-            del self._resting[wanted.name]
+            self._resting.pop(wanted.name, None)
 
     def _one(self, wanted: SourceConfig, order: SyncOrder) -> Sync:
         return Sync(

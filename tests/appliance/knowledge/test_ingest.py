@@ -14,7 +14,7 @@ from appliance.errors import Conflict, NotFound, RetrievalUnavailable
 from appliance.knowledge import indexing, ingest, sealing
 from appliance.knowledge.indexing import one_ahead, section_end
 from appliance.storage import store_files, stores
-from appliance.storage.tables import Job
+from appliance.storage.tables import Job, VectorStore
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Access, Scope, Search, StoredChunk
 
@@ -27,6 +27,14 @@ async def made(tmp_path):
 
 def long_text(words: int) -> str:
     return " ".join(f"word{i}" for i in range(words))
+
+
+@pytest.fixture
+async def often_tidied(tmp_path, monkeypatch):
+    """What is otherwise done every minute is done at once."""
+    monkeypatch.setattr(ingest, "_TIDY_SECONDS", 0.05)
+    async with stack(tmp_path) as running:
+        yield running
 
 
 async def jobs_left(made: Stack) -> int:
@@ -136,6 +144,76 @@ async def test_o22_a_removal_that_fails_is_seen_and_can_be_repeated(made, monkey
     assert await made.backend.count(store) == 0
 
 
+async def test_o22_a_removal_that_failed_is_tried_again_until_it_is_done(often_tidied, monkeypatch) -> None:
+    made = often_tidied
+    store, doomed = await made.make_store(), await made.make_store()
+    file = await made.add(store, "zebrafinch")
+    await made.add(doomed, "zebrafinch")
+
+    async def down(*_: object) -> None:
+        raise RetrievalUnavailable("down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.backend, "delete_file", down)
+        patch.setattr(made.backend, "drop", down)
+        with pytest.raises(RetrievalUnavailable):
+            await made.knowledge.remove_file(store, file)
+        with pytest.raises(RetrievalUnavailable):
+            await made.knowledge.remove_store(doomed)
+        assert (await made.row(store, file)).removing
+
+    async def gone() -> bool:
+        async with made.database.session(write=False) as session:
+            left = await session.get(VectorStore, doomed)
+        return left is None and await made.row(store, file) is None
+
+    await until(gone)
+    assert await made.backend.count(store) == await made.backend.count(doomed) == 0
+
+
+async def test_o22_a_store_that_does_not_answer_is_asked_once_and_keeps_no_removal_of_others_waiting(
+    made, monkeypatch
+) -> None:
+    away, store = await made.make_store(), await made.make_store()
+    files = [(away, await made.add(away, f"zebrafinch {i}")) for i in range(3)]
+    files.append((store, await made.add(store, "zebrafinch")))
+    async with made.database.session() as session:
+        for key in files:
+            await store_files.begin_removal(session, *key)
+    asked, delete = [], made.backend.delete_file
+
+    async def answers_for_one(collection: str, file_id: str) -> None:
+        asked.append(collection)
+        if collection == away:
+            raise RetrievalUnavailable("down")
+        await delete(collection, file_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.backend, "delete_file", answers_for_one)
+        await made.knowledge._ingestor.changes.finish_removals()
+    assert sorted(asked) == sorted([away, store])
+    assert [await made.row(*key) is None for key in files] == [False, False, False, True]
+
+
+async def test_what_cannot_be_cleaned_up_for_any_reason_comes_up_again(made, monkeypatch) -> None:
+    monkeypatch.setattr(ingest, "_RETRY_SECONDS", 0.0)
+    store = await made.make_store()
+    file = await made.upload("zebrafinch")
+    made.blobs.remove(file)
+    delete, calls = made.backend.delete_file, []
+
+    async def breaks_once(collection: str, file_id: str) -> None:
+        calls.append(file_id)
+        if len(calls) == 1:
+            raise ValueError("out of order")
+        await delete(collection, file_id)
+
+    monkeypatch.setattr(made.backend, "delete_file", breaks_once)
+    await made.attach(store, file)
+    assert (await made.settled(store, file)).status == "failed"
+    assert calls == [file, file]
+
+
 async def test_r30_a_change_under_way_brings_no_chunk_back_after_the_removal(made, monkeypatch) -> None:
     """As in Milvus, which reads rows and writes them again."""
     store = await made.make_store()
@@ -161,7 +239,10 @@ async def test_r30_a_change_under_way_brings_no_chunk_back_after_the_removal(mad
     assert await made.row(store, file) is None
 
 
-async def test_b15_readers_that_the_vector_store_could_not_take_are_given_to_it_later(made, monkeypatch) -> None:
+async def test_b15_readers_that_the_vector_store_could_not_take_are_given_to_it_later(
+    often_tidied, monkeypatch
+) -> None:
+    made = often_tidied
     store = await made.make_store()
     files = [await made.add(store, f"zebrafinch {i}") for i in range(2)]
 
@@ -173,8 +254,6 @@ async def test_b15_readers_that_the_vector_store_could_not_take_are_given_to_it_
         for file in files:
             with pytest.raises(RetrievalUnavailable):
                 await made.knowledge.set_access(store, file, Access(users=("ada",)))
-    monkeypatch.setattr(made.knowledge._ingestor, "_tidied", float("-inf"))  # a minute later
-    made.knowledge.wake()
     search = Search(store_ids=(store,), queries=("zebrafinch",))
 
     async def written() -> bool:

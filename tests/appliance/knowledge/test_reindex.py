@@ -10,7 +10,8 @@ from eventually import until
 from reindex_kit import DAY, TwoModels, new_model, old_model, two_models
 from sqlalchemy import select, update
 
-from appliance.errors import BadRequest, Conflict, NotFound
+from appliance.errors import BadRequest, Conflict, NotFound, RetrievalUnavailable
+from appliance.knowledge import reindexing
 from appliance.knowledge.local import LocalKnowledge
 from appliance.storage import reindexes, stores
 from appliance.storage.ids import now
@@ -402,6 +403,35 @@ async def test_a_build_rests_while_its_model_is_not_configured(tmp_path) -> None
     async with two_models(tmp_path, backend=backend) as made:
         await made.served_by(store, "new")
         assert await found(made, store, "zebrafinch sings") == set(files)
+
+
+async def test_a_store_that_cannot_let_go_of_its_earlier_collection_is_asked_once_and_holds_up_no_other(
+    made, monkeypatch
+) -> None:
+    monkeypatch.setattr(reindexing, "_RETRY_SECONDS", 3600.0)
+    (failing, _), (other, _) = await filled(made, 1), await filled(made, 1)
+    for store in (failing, other):
+        await made.begin(store)
+        await made.served_by(store, "new")
+    drop, asked = made.backend.drop, []
+
+    async def answers_for_one(collection: str) -> None:
+        asked.append(collection)
+        if collection == failing:
+            raise RetrievalUnavailable("down")
+        await drop(collection)
+
+    monkeypatch.setattr(made.backend, "drop", answers_for_one)
+    async with made.database.session() as session:
+        await session.execute(update(Reindex).values(kept_until=1))
+
+    async def over() -> bool:
+        return (await made.status(other)).reindex is None
+
+    await until(over)
+    await made.knowledge._reindexer.advance()
+    assert (await made.status(failing)).reindex.status == "dropping"
+    assert sorted(asked) == sorted([failing, other])
 
 
 async def test_damage_in_a_second_collection_is_found_and_mended(made) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sqlalchemy import update
+
 from appliance.storage import jobs, progress
 from appliance.storage.database import Database
 from appliance.storage.jobs import Work
@@ -99,3 +101,15 @@ async def test_a_job_of_a_store_that_another_vector_store_holds_waits(database) 
     async with database.session(write=False) as session:
         assert not await jobs.due(session, BACKEND)
         assert await jobs.due(session, "another")
+
+
+async def test_only_leases_of_what_is_under_way_are_renewed(database) -> None:
+    """So whatever ends work unseen, the file is taken up again."""
+    await attached(database, "a", "held", "lost")
+    held, _ = await claimed(database, 2)
+    async with database.session() as session:
+        await session.execute(update(Job).values(lease_expires=1))
+        await jobs.renew(session, "another", [held.key])
+        await jobs.renew(session, "worker", [])
+        await jobs.renew(session, "worker", [held.key])
+    assert await names(database, 2) == ["lost"]
