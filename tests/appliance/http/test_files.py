@@ -270,7 +270,7 @@ from appliance.testing.scripted_embedder import ScriptedEmbedder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 async def main():
     app = make_app({CONFIG!r}, {{"scripted_embedder": ScriptedEmbedder()}}, folder=Path({str(tmp_path)!r}))
-    async with serving(app) as base, http_client(base_url=base, timeout=30) as client:
+    async with serving(app) as base, httpx.AsyncClient(base_url=base, timeout=30) as client:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, resource.RLIM_INFINITY))
         purpose = {{"purpose": "assistants"}}
         big = await client.post("/v1/files", data=purpose, files={{"file": ("a.txt", b"x" * 8_000_000)}})
