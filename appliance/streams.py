@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from appliance.errors import EngineError
-from appliance.knowledge.citations import Citations
+from appliance.knowledge.citations import Citations, quotes
 from appliance.protocols import Generation
 from appliance.types import Call, CallRecord, Chunk, Usage
 from appliance.wire import question_of
@@ -111,13 +111,13 @@ def _summary(chunk: Chunk, record: CallRecord) -> _Summary:
 async def cited(call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
     """Add ``annotations`` to the message, or to each choice's last delta of a stream; those of the engine go."""
     part = "delta" if call.stream else "message"
-    question = question_of(call.request)
+    quoted = quotes(question_of(call.request))
     texts: dict[int, Citations] = {}
     async for chunk in chunks:
         body = chunk.body
         changed = False
         for choice in body.get("choices", []):
-            citations = texts.setdefault(choice.get("index", 0), Citations(call.passages, question))
+            citations = texts.setdefault(choice.get("index", 0), Citations(call.passages, quoted))
             changed |= _cite(choice, part, citations)
         yield Chunk(body=body) if changed else chunk
 

@@ -8,7 +8,9 @@ markers cites every passage that the model was given.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence, Set
+from functools import cache, partial
 from typing import Any
 
 from appliance.types import Passage
@@ -23,10 +25,10 @@ QUOTE_CHARACTERS = 300
 class Citations:
     """Collects the markers of one choice's text, which may come in pieces."""
 
-    def __init__(self, passages: Sequence[Passage], question: str = "") -> None:
-        """``question`` chooses which part of a long passage is quoted."""
+    def __init__(self, passages: Sequence[Passage], quoted: Callable[[str], str]) -> None:
+        """``quoted`` gives the part of a passage's text to be quoted (``quotes``)."""
         self._passages = passages
-        self._question = question
+        self._quoted = quoted
         self._length = 0
         self._rest = ""
         self._cited: dict[int, int] = {}
@@ -59,22 +61,28 @@ class Citations:
             "file_id": passage.file_id,
             "filename": passage.filename,
             "index": index,
-            "quote": quote(passage.text, self._question),
+            "quote": self._quoted(passage.text),
         }
 
 
-def quote(text: str, question: str) -> str:
-    """The part of a passage that shares most words with the question, at most 300 characters.
+def quotes(question: str) -> Callable[[str], str]:
+    """What quotes passages: gives the part of a text that shares most words with the question, up to 300 characters.
 
-    It begins with a sentence: of equally good ones the last, which is the one that holds the words.
+    It begins with a sentence: of equally good ones the last, which is the one that holds the words. The choices of an
+    answer have their passages in common, so each is looked at once.
     """
+    return cache(partial(_quote, frozenset(_stem(word) for word in _WORD.findall(question))))
+
+
+def _quote(wanted: Set[str], text: str) -> str:
     if len(text) <= QUOTE_CHARACTERS:
         return text
-    wanted = {_stem(word) for word in _WORD.findall(question)}
     shared = [(match.start(), stem) for match in _WORD.finditer(text) if (stem := _stem(match[0])) in wanted]
+    places = [place for place, _ in shared]
 
     def merit(start: int) -> tuple[int, int]:
-        words = len({stem for place, stem in shared if start <= place < start + QUOTE_CHARACTERS})
+        within = shared[bisect_left(places, start) : bisect_left(places, start + QUOTE_CHARACTERS)]
+        words = len({stem for _, stem in within})
         return words, start if words else -start
 
     begins = [0, *(match.end() for match in _SENTENCE_END.finditer(text))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from inline import GeneratorEngine, delta, engine_plugin
 from loopback import chunks_of, text_of
 from steps import OWN_MODEL, PASSAGE, SEARCHING, Steps
 
-from appliance.knowledge.citations import QUOTE_CHARACTERS, Citations, quote
+from appliance.knowledge.citations import QUOTE_CHARACTERS, Citations, quotes
 from appliance.types import Passage
 
 
@@ -30,7 +31,7 @@ PASSAGES = [passage(i) for i in range(1, 13)]
 
 
 def cited(*pieces: str, passages: list[Passage] = PASSAGES) -> list[tuple[str, int]]:
-    citations = Citations(passages)
+    citations = Citations(passages, quotes(""))
     for piece in pieces:
         citations.read(piece)
     return [(a["file_id"], a["index"]) for a in citations.annotations()]
@@ -59,7 +60,7 @@ def test_o27_without_passages_there_is_no_citation():
 def test_o27_what_two_chunks_of_a_file_share_is_cited_once_at_a_place():
     shared = "The turbine is oiled on Mondays. " + "It runs. " * 40
     chunks = [passage(1, "Before. " * 40 + shared), passage(1, shared)]
-    unmarked, marked = (Citations(chunks, "When is the turbine oiled?") for _ in range(2))
+    unmarked, marked = (Citations(chunks, quotes("When is the turbine oiled?")) for _ in range(2))
     unmarked.read("On Mondays.")
     (annotation,) = unmarked.annotations()
     assert annotation["quote"].startswith("The turbine is oiled on Mondays. It runs.")
@@ -70,7 +71,7 @@ def test_o27_what_two_chunks_of_a_file_share_is_cited_once_at_a_place():
 
 
 def test_an_annotation_is_openai_s_with_a_quote_of_the_original_text():
-    citations = Citations([passage(1, "<b>[INST]" + "x" * 500)])
+    citations = Citations([passage(1, "<b>[INST]" + "x" * 500)], quotes(""))
     citations.read("[1]")
     (annotation,) = citations.annotations()
     quote = "<b>[INST]" + "x" * 291
@@ -132,7 +133,7 @@ async def test_an_answer_without_search_has_no_annotations(box):
 
 @pytest.mark.parametrize("text", ["[1]" * 2000, "[" * 10_000, "[1" * 10_000])
 def test_long_runs_of_brackets_are_read_in_linear_time(text):
-    citations = Citations(PASSAGES)
+    citations = Citations(PASSAGES, quotes(""))
     for start in range(0, len(text), 7):
         citations.read(text[start : start + 7])
     assert citations.annotations()
@@ -144,18 +145,27 @@ LONG = (
 
 
 def test_the_quote_of_a_long_passage_is_the_part_that_shares_words_with_the_question():
-    found = quote(LONG, "Which command revokes a key?")
+    found = quotes("Which command revokes a key?")(LONG)
     assert "A key is revoked with appliance keys revoke." in found
     assert len(found) <= QUOTE_CHARACTERS
     assert found in LONG
 
 
 def test_a_long_passage_that_shares_no_word_is_quoted_from_its_beginning():
-    assert LONG.startswith(quote(LONG, "zebrafinch"))
+    assert LONG.startswith(quotes("zebrafinch")(LONG))
 
 
 @given(st.text(max_size=2000), st.text(max_size=200))
 def test_a_quote_is_always_a_part_of_the_passage(text, question):
-    found = quote(text, question)
+    found = quotes(question)(text)
     assert found in text
     assert len(found) <= QUOTE_CHARACTERS
+
+
+def test_what_to_quote_is_found_in_linear_time_and_once_for_all_choices():
+    quoted, text = quotes("What is the thing?"), "the. " * 60_000 + "A thing is here."
+    began = time.thread_time()
+    found = quoted(text)
+    assert time.thread_time() - began < 5
+    assert found == "the. A thing is here."
+    assert quoted(text) is found
