@@ -1,6 +1,6 @@
 """The fields of every route as docs/api.md lists them, and as the official clients' own types know them.
 
-After a change of appliance/http/coverage.py, bring the document up to date:
+After a change of tests/fates.py, bring the document up to date:
 
     .venv/bin/python tests/coverage_table.py --write
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from fates import COVERAGE, Fate
 
-from appliance.http.coverage import COVERAGE, Fate
 from appliance.http.routes import TABLE, Entry
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -120,17 +120,9 @@ def list_(query: AuditQuery, limit: int, config_path: Path, as_json: bool) -> No
     )
 )
 @_filters
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["jsonl"]),
-    default="jsonl",
-    show_default=True,
-    help="One JSON object a line.",
-)
 @config_option
-def export(query: AuditQuery, format_: str, config_path: Path) -> None:
-    """Write the entries to standard output, oldest first.
+def export(query: AuditQuery, config_path: Path) -> None:
+    """Write the entries to standard output, oldest first: one JSON object a line.
 
     The lines are what the hashes were made of; docs/audit.md shows how others can check them.
     """

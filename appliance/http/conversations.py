@@ -11,7 +11,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest
 from appliance.http.objects import Deleted
-from appliance.http.requests import HttpRequest, Page, answer, listing, principal, query_of, read_json, runtime
+from appliance.http.requests import (
+    HttpRequest,
+    Page,
+    answer,
+    listing,
+    plain_session,
+    principal,
+    query_of,
+    read_json,
+    runtime,
+)
 from appliance.responses.items import read_input
 from appliance.storage import conversations
 from appliance.storage.ids import new_id, now_us
@@ -62,7 +72,7 @@ async def create_conversation(request: HttpRequest) -> Response[bytes]:
     caller = principal(request)
     await runtime(request).quotas.check(caller.tenant, new_objects=1 + len(new))
     row = Conversation(id=new_id("conv_"), user=caller.user, created_us=now_us(), labels=body.metadata or {})
-    async with runtime(request).database.tenant(caller.tenant) as session:
+    async with plain_session(request) as session:
         session.add(row)
         await session.flush()
         await conversations.append(session, row, new)
@@ -71,14 +81,14 @@ async def create_conversation(request: HttpRequest) -> Response[bytes]:
 
 async def get_conversation(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/conversations/{conversation_id}``."""
-    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+    async with plain_session(request, write=False) as session:
         return answer(_object(await _row(session, request)))
 
 
 async def update_conversation(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/conversations/{conversation_id}``."""
     body = await read_json(request, _decode_update)
-    async with runtime(request).database.tenant(principal(request).tenant) as session:
+    async with plain_session(request) as session:
         row = await _row(session, request, lock=True)
         if not isinstance(body.metadata, UnsetType):
             row.labels = body.metadata or {}
@@ -87,7 +97,7 @@ async def update_conversation(request: HttpRequest) -> Response[bytes]:
 
 async def delete_conversation(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/conversations/{conversation_id}``, with its items; responses stay."""
-    async with runtime(request).database.tenant(principal(request).tenant) as session:
+    async with plain_session(request) as session:
         row = await _row(session, request, lock=True)
         await session.delete(row)
     return answer(Deleted(id=row.id, object="conversation.deleted"))
@@ -97,14 +107,14 @@ async def create_items(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/conversations/{conversation_id}/items``: answers with what was added."""
     new = _new_items((await read_json(request, _decode_items)).items)
     await runtime(request).quotas.check(principal(request).tenant, new_objects=len(new))
-    async with runtime(request).database.tenant(principal(request).tenant) as session:
+    async with plain_session(request) as session:
         await conversations.append(session, await _row(session, request, lock=True), new)
     return answer(listing(new, [item["id"] for item in new], has_more=False))
 
 
 async def list_items(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/conversations/{conversation_id}/items``, newest first by default."""
-    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+    async with plain_session(request, write=False) as session:
         row = await _row(session, request)
         rows, more = await conversations.page(session, row.id, query_of(request, Page))
     return answer(listing([item.body for item in rows], [item.id for item in rows], has_more=more))
@@ -112,14 +122,14 @@ async def list_items(request: HttpRequest) -> Response[bytes]:
 
 async def get_item(request: HttpRequest) -> Response[bytes]:
     """``GET /v1/conversations/{conversation_id}/items/{item_id}``."""
-    async with runtime(request).database.tenant(principal(request).tenant, write=False) as session:
+    async with plain_session(request, write=False) as session:
         row = await _row(session, request)
         return answer((await conversations.item(session, row.id, request.path_params["item_id"])).body)
 
 
 async def delete_item(request: HttpRequest) -> Response[bytes]:
     """``DELETE /v1/conversations/{conversation_id}/items/{item_id}``: answers with the conversation."""
-    async with runtime(request).database.tenant(principal(request).tenant) as session:
+    async with plain_session(request) as session:
         row = await _row(session, request, lock=True)
         await session.delete(await conversations.item(session, row.id, request.path_params["item_id"]))
         return answer(_object(row))

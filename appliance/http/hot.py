@@ -156,15 +156,15 @@ class Reply:
         """``[DONE]``, or what else comes last, and the end."""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def send_json(self, payload: bytes, status: int = 200) -> None:
+    async def send_json(self, payload: bytes) -> None:
         """A whole JSON answer."""
-        await self.send_whole(payload, b"application/json", status)
+        await self.send_whole(payload, b"application/json")
 
-    async def send_whole(self, payload: bytes, content_type: bytes, status: int = 200) -> None:
+    async def send_whole(self, payload: bytes, content_type: bytes) -> None:
         """A whole answer."""
         self.started = True
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(payload)), *self._added()]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": payload, "more_body": False})
 
     async def fail(self, error: Exception, auth: AuthConfig) -> None:
@@ -220,8 +220,8 @@ class KeptReply(Reply):
         """See ``Reply``; goes out with ``finish``."""
         self._end = last
 
-    async def send_json(self, payload: bytes, status: int = 200) -> None:
-        """See ``Reply``; goes out with ``finish``. ``status`` is of a success."""
+    async def send_json(self, payload: bytes) -> None:
+        """See ``Reply``; goes out with ``finish``."""
         self._end = payload
 
     @property

@@ -13,7 +13,7 @@ from litestar.response import Stream
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from appliance.errors import MethodNotAllowed
-from appliance.http import audit, hot, openapi
+from appliance.http import audit, hot
 from appliance.http.admitting import admitted
 from appliance.http.errors import FORM
 from appliance.http.guard import ACTION, ALSO, DEFERS, OTHER_ACTIONS
@@ -99,7 +99,7 @@ def _wrapped(entry: Entry) -> Handler:
     handler = audit.reporting(entry.handler, entry.audit) if entry.audit else entry.handler
     if entry.method == "POST" and entry.action.endswith(".write"):
         handler = admitted(handler, keeps=entry.keeps, uploads=entry.form is not None)
-    if openapi.takes_key(entry):
+    if entry.takes_key:
         handler = idempotent(handler)
     return _with_headers(handler)
 

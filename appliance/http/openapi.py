@@ -139,7 +139,7 @@ def _operation(entry: Entry, references: dict[Any, Json], components: dict[str, 
     }
     if entry.action == PUBLIC:
         operation["security"] = []
-    if takes_key(entry):
+    if entry.takes_key:
         operation["parameters"].append(_IDEMPOTENCY)
     content = {JSON: entry.body, "multipart/form-data": entry.form}
     given = {media: {"schema": references[kind]} for media, kind in content.items() if kind}
@@ -165,13 +165,6 @@ def _links(entry: Entry, table: Sequence[Entry]) -> Json:
             name = _operation_id(other)
             links[name] = {"operationId": name, "parameters": {**own, more[0]: "$response.body#/id"}}
     return links
-
-
-def takes_key(entry: Entry) -> bool:
-    """Whether a route reads ``Idempotency-Key``."""
-    return entry.method == "POST" and (
-        entry.action.endswith(".write") or getattr(entry.handler, "idempotent", False) is True
-    )
 
 
 def _success(entry: Entry, references: dict[Any, Json]) -> Json:

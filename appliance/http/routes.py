@@ -88,6 +88,13 @@ class Entry:
     keeps: bool = False
     also: str | None = None
 
+    @property
+    def takes_key(self) -> bool:
+        """Whether it reads ``Idempotency-Key``: every POST that writes does, and each hot route says so itself."""
+        if isinstance(self.handler, hot.Route):
+            return self.handler.idempotent
+        return self.method == "POST" and self.action.endswith(".write")
+
 
 _hot = {route.path: route for route in (*chat.HOT_ROUTES, responses.RESPONSES_ROUTE, messages.MESSAGES_ROUTE)}
 _STREAMED = (JSON, "text/event-stream")

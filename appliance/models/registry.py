@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """A name clients may use. An alias shares its target's engine; ``serves`` is the name the engine knows."""
+    """A name clients may use. An ``alias`` shares its target's engine."""
 
     name: str
-    serves: str
     engine: Engine
+    alias: bool = False
     vector_stores: tuple[str, ...] = ()
     max_num_results: int | None = None
     rewrite_query: bool | None = None
@@ -108,7 +108,7 @@ class Models:
         return {
             model.name: model.engine
             for model in self._models.values()
-            if model.name == model.serves and not model.embeds and not model.ranks
+            if not (model.alias or model.embeds or model.ranks)
         }
 
 
@@ -128,22 +128,22 @@ def build_models(
     for i, model in enumerate(config.models):
         if model.engine is not None:
             engine = _engine(model, f"models[{i}]", factories, context, store)
-            built[model.name] = entry = _entry(model, model.name, engine)
+            built[model.name] = entry = _entry(model, engine)
             if entry.tasks and entry.media is None:
                 raise ConfigError(
                     f"models[{i}].tasks: the engine {model.engine} passes on no sound and no pictures; remove it"
                 )
         elif model.embedder is not None and knowledge is not None:
             engine = EmbeddingEngine(model.name, knowledge, model.dimensions)
-            built[model.name] = Model(model.name, model.name, engine, embeds=True)
+            built[model.name] = Model(model.name, engine, embeds=True)
         elif model.reranker is not None and knowledge is not None:
-            built[model.name] = Model(model.name, model.name, RankingEngine(model.name, knowledge), ranks=True)
+            built[model.name] = Model(model.name, RankingEngine(model.name, knowledge), ranks=True)
     for model in config.models:
         if model.alias_of is not None:
             target = built[model.alias_of]
-            entry = _entry(model, model.alias_of, target.engine)
+            entry = _entry(model, target.engine)
             inputs = target.inputs if entry.inputs is None else entry.inputs
-            built[model.name] = replace(entry, inputs=inputs, tasks=target.tasks)
+            built[model.name] = replace(entry, alias=True, inputs=inputs, tasks=target.tasks)
     return Models({m.name: built[m.name] for m in config.models if m.name in built}, config.auth.tenants)
 
 
@@ -183,10 +183,9 @@ def model_spec(model: ModelConfig, where: str, store: ModelStore) -> ModelSpec:
     )
 
 
-def _entry(model: ModelConfig, serves: str, engine: Engine) -> Model:
+def _entry(model: ModelConfig, engine: Engine) -> Model:
     return Model(
         name=model.name,
-        serves=serves,
         engine=engine,
         vector_stores=model.vector_stores,
         max_num_results=model.max_num_results,

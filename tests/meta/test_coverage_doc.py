@@ -7,8 +7,8 @@ import re
 
 import pytest
 from coverage_table import DOCUMENT, HEADING, ROOT, SHOWN, TESTS, official_fields, own_fields, replaced, route, text
+from fates import COVERAGE
 
-from appliance.http.coverage import COVERAGE
 from appliance.http.routes import TABLE
 
 WITH_FIELDS = [route(entry) for entry in TABLE if own_fields(entry)]

@@ -1,4 +1,4 @@
-"""Every entry of appliance/http/coverage.py is tried: a field that is sent as it should be meets its fate.
+"""Every entry of tests/fates.py is tried: a field that is sent as it should be meets its fate.
 
 The document shows the same entries (tests/coverage_table.py, tests/meta/test_coverage_doc.py).
 """
@@ -15,11 +15,11 @@ import pytest
 from bad_values import smallest
 from coverage_table import SHOWN, route
 from every_route import CONFIG, HELLO, Api, every_route
+from fates import COVERAGE, Fate
 from field_effects import EFFECTS, PROMPT, TEMPLATE
 from inline import engine_plugin
 from msgspec import UNSET, inspect
 
-from appliance.http.coverage import COVERAGE, Fate
 from appliance.http.routes import TABLE, Entry
 from appliance.media.requests import Attachment
 from appliance.plugin import Call, Chunk, DetokenizeRequest, TokenizeRequest, Tokens

@@ -1,6 +1,6 @@
 """What becomes of every field of every request, route by route: of ours, and of those that official clients send.
 
-``Fate`` says it in a word. docs/api.md shows the table, and the tests try every entry of it: tests/coverage.py.
+``Fate`` says it in a word. docs/api.md shows the table, and tests/appliance/http/test_coverage.py tries every entry.
 Paths' parameters are not in it. A field that is nowhere here is ignored, or goes to the engine where the model's
 ``pass_fields`` names it.
 """
