@@ -32,7 +32,7 @@ _FLUSH_ROWS = 1000
 """Unflushed rows are read anew after each write, so no more than this many pile up in Milvus Lite."""
 _PAGE, _WINDOW = 4096, 16_384
 """Rows a page of an iterator, and the most that Milvus returns to one query."""
-_NOT_FOUND, _TOO_MANY_DATABASES = (4, 100), 801
+_NO_CONNECTION, _NOT_FOUND, _TOO_MANY_DATABASES = 2, (4, 100), 801
 _GRPC = {"grpc.enable_http_proxy": 0, "grpc.max_reconnect_backoff_ms": 2000}
 """Documents go to the server that the configuration names, through no proxy of the environment. One that was gone is
 asked again every two seconds; left to itself, gRPC takes up to two minutes."""
@@ -302,6 +302,8 @@ def translated(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) 
             raise NotFound("the collection is gone; create the vector store again") from error
         if "No space left" in error.message:
             raise OutOfSpace("the disk under the vector store is full; make room and try again") from error
+        if error.code == _NO_CONNECTION:
+            raise RetrievalUnavailable("Milvus does not answer; try again") from error
         raise RetrievalUnavailable(f"Milvus failed (code {error.code}); try again, and check its disk") from error
     except RpcError as error:
         raise RetrievalUnavailable("Milvus does not answer; try again") from error
