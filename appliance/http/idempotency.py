@@ -133,9 +133,12 @@ async def _renewed(database: Database, tenant: str, row: KeptAnswer) -> AsyncIte
     async def renew() -> None:
         while True:
             await asyncio.sleep(idempotency.LEASE_SECONDS / 3)
-            with suppress(ApplianceError):
+            try:
                 async with database.tenant(tenant) as session:
                     await idempotency.renew(session, row)
+            except Exception as error:  # the work goes on, and the next try comes soon
+                trace = None if isinstance(error, ApplianceError) else error
+                log.warning("the claim of an Idempotency-Key is not renewed yet: %s", error, exc_info=trace)
 
     task = asyncio.create_task(renew())
     try:

@@ -79,8 +79,8 @@ class _Kept:
             if self._server is None:
                 try:
                     await self.start(port)
-                except (ConfigError, StartError) as error:  # the old one has not let go of the port yet
-                    log.warning("%s", error)
+                except Exception as error:  # above all where the old one has not let go of the port yet
+                    log.warning("%s", error, exc_info=None if isinstance(error, ConfigError | StartError) else error)
                     await asyncio.sleep(_LOOK_SECONDS)
 
     async def stop(self) -> None:

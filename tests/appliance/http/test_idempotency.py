@@ -17,7 +17,7 @@ from appliance.plugin import Forbidden, Principal
 from appliance.storage import idempotency
 from appliance.storage.ids import now
 from appliance.storage.tables.idempotency import KeptAnswer
-from appliance.testing import Emit, Fail, Wait
+from appliance.testing import Emit, Fail, Hold, Wait
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 
 KEY = {"idempotency-key": "k-1"}
@@ -287,3 +287,20 @@ async def test_every_answer_says_how_long_it_took(box) -> None:
         assert int((await b.chat()).headers["openai-processing-ms"]) >= 50
         streamed = await b.chat(stream=True)
         assert streamed.headers["openai-processing-ms"].isdigit()
+
+
+async def test_a_claim_that_cannot_be_renewed_spoils_no_answer(box, monkeypatch, caplog) -> None:
+    gate = asyncio.Event()
+
+    async def broken(*_) -> None:
+        gate.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(idempotency, "LEASE_SECONDS", 1)
+    monkeypatch.setattr(idempotency, "renew", broken)
+    async with box([Hold(gate), Emit("a")]) as b:
+        body = {"model": "m", "input": "hi"}
+        first, again = [await b.client.post("/v1/responses", json=body, headers=KEY) for _ in range(2)]
+        assert (first.status_code, again.content) == (200, first.content)
+        assert len(b.engine.diaries) == 1
+    assert "is not renewed yet" in caplog.text
