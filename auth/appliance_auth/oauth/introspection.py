@@ -20,8 +20,14 @@ from appliance_auth.oauth.settings import IntrospectionSettings, IssuerSettings
 log = logging.getLogger("appliance.oauth")
 _RETRY_SECONDS = 5.0
 _HINT = "access_token"
+_OF_ONE_TOKEN = (400, 413, 414, 422, 431)
+"""Statuses by which a server says what it thinks of a request, and nothing of how it is itself."""
 _ACCESS = (None, "bearer", "access_token")
 """``token_type`` of an access token that needs no proof; absent, it is one too."""
+
+
+class _NotTaken(EgressError):
+    """The issuer does not take a question with this token; another may be fine."""
 
 
 class Introspection:
@@ -66,7 +72,8 @@ class Introspection:
             UnicodeDecodeError,
             RecursionError,
         ) as error:
-            self._circuit.note(ok=False)
+            if not isinstance(error, _NotTaken):  # else anybody could keep all others out, by tokens that are too long
+                self._circuit.note(ok=False)
             log.warning("%s cannot be asked about tokens: %s", self._issuer.issuer, _told(error))
             raise _unavailable(self._circuit.retry_after or _RETRY_SECONDS) from None
         self._circuit.note(ok=True)
@@ -82,6 +89,8 @@ class Introspection:
             raise EgressError("its metadata names no introspection endpoint; set introspection.endpoint")
         self._egress.check(endpoint)
         response = await self._client.introspect_token(endpoint, token=token, token_type_hint=_HINT)
+        if response.status_code in _OF_ONE_TOKEN:
+            raise _NotTaken(f"it answered {response.status_code}")
         if response.status_code != 200:
             raise EgressError(f"it answered {response.status_code}")
         return msgspec.json.decode(response.content, type=dict[str, Any])

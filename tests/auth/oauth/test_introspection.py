@@ -258,6 +258,18 @@ async def test_R20_failures_that_are_not_in_a_row_keep_nobody_out(issuer):
             assert await caller(tokens, f"opaque-{i}") == f"user:{issuer.url}|alice"
 
 
+@pytest.mark.parametrize("status", [400, 413, 414, 422, 431])
+async def test_R20_tokens_that_an_issuer_does_not_take_keep_no_other_out(issuer, status):
+    async def choosy(form):
+        return (200, json.dumps(active(issuer)).encode()) if form["token"] == "opaque" else (status, b"no")
+
+    issuer.answers["/introspect"] = choosy
+    async with trusting(settings(issuer), clock=Clock()) as tokens:
+        for i in range(12):
+            assert await caller(tokens, f"odd-{i}") == 503
+        assert await caller(tokens, "opaque") == f"user:{issuer.url}|alice"
+
+
 async def test_several_issuers_are_asked_in_order_until_one_knows_the_token(issuer):
     async with issuing() as second:
         second.key = key("two")
