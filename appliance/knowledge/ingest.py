@@ -80,6 +80,7 @@ class Ingestor:
         async with self._database.session() as session:
             await jobs.reclaim(session, self._owner)
         self._sealer.start()
+        self._tidied.clear()
         loops = {"ingestor": self._run(), "tidying up": self._tidy()}
         self._tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         with suppress(TimeoutError):

@@ -7,31 +7,58 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from appliance.knowledge.changes import Changes
 from appliance.knowledge.indexing import chunk_id
 from appliance.knowledge.placement import PlacedStore
 from appliance.knowledge.report import Misfit, Report
-from appliance.knowledge.sealing import Key
 from appliance.storage import files, placing, reindexes, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
+from appliance.storage.store_files import Whole
 from appliance.storage.sweep import lost_blobs
+from appliance.storage.tables import VectorStore
 
 
 @dataclass
-class _Chunks:
+class _Look:
     """One look at the vector store."""
 
+    stores: int
+    files: int
     elsewhere: list[str]
     """Stores that another vector store holds."""
     collections: set[str]
     """Those without a store."""
-    misfits: set[Misfit]
-    stores: int
-    files: int
-    chunks: int
+    chunks: int = 0
+    misfits: set[Misfit] = field(default_factory=set)
+
+
+@dataclass
+class _Expected:
+    """What a collection should hold: the ``files`` that are whole in it, of which ``busy`` ones are worked on."""
+
+    store_id: str
+    generation: int
+    files: Sequence[Whole]
+    busy: set[str]
+
+    def misfits(self, there: Collection[str]) -> set[Misfit]:
+        """Where that differs from what is there, by file; of those that are worked on nothing can be said."""
+        wanted = {
+            chunk_id(file_id, version, position, self.generation)
+            for file_id, version, chunks in self.files
+            for position in range(chunks)
+        }
+        found = set(there)
+        extra, missing = Counter(map(_file_of, found - wanted)), Counter(map(_file_of, wanted - found))
+        return {
+            Misfit(self.store_id, file_id, extra[file_id], missing[file_id])
+            for file_id in extra.keys() | missing.keys()
+            if file_id not in self.busy
+        }
 
 
 @dataclass
@@ -49,10 +76,10 @@ class Reconciler:
         Raises:
             BadRequest: the vector store cannot say what it holds.
         """
-        first = await self._chunks()
+        first = await self._look()
         lost, gone, blobs = await self._bytes()
         suspicious = first.collections or first.misfits
-        second = await self._chunks() if suspicious else first
+        second = await self._look() if suspicious else first
         report = Report(
             stores=first.stores,
             files=first.files,
@@ -80,35 +107,36 @@ class Reconciler:
         for blob_id in report.blobs_without_file:
             await asyncio.to_thread(self.blobs.remove, blob_id)
 
-    async def _chunks(self) -> _Chunks:
-        # Chunks first, then rows: what is written or deleted in between is out of place only this once.
-        names = [name for name in await self.backend.collections() if stores.is_ours(name)]
-        there = {name: await self.backend.chunk_ids(name) for name in names}
+    async def _look(self) -> _Look:
+        """Collection by collection, so that memory holds the ids of one at a time."""
+        names = {name for name in await self.backend.collections() if stores.is_ours(name)}
         async with self.database.session(write=False) as session:
-            known = await stores.every(session)
-            rows, busy = await store_files.settled(session)
-            seconds = [(row, await reindexes.held(session, row)) for row in await reindexes.every(session)]
-        wanted = {store.id: _Wanted(store.id, store.generation, busy) for store in known}
-        for row in rows:
-            wanted[row.store_id].add(row.file_id, row.version, row.chunks)
+            known, files = await stores.every(session), await store_files.completed(session)
+            seconds = await reindexes.every(session)
         elsewhere = {store.id for store in known if not placing.is_here(store, self.backend.name)}
-        collections = {store.collection: wanted[store.id] for store in known if store.id not in elsewhere}
-        ignored = set()
-        for second, held in seconds:
-            if second.store_id in elsewhere:
-                continue
-            if second.status == reindexes.DROPPING:
-                ignored.add(second.collection)
-                continue
-            unfinished = {(second.store_id, item.file_id) for item in held if not item.done}
-            collections[second.collection] = whole = _Wanted(second.store_id, second.generation, busy | unfinished)
-            for item in held:
-                if item.done:
-                    whole.add(item.file_id, item.version, item.chunks)
-        misfits = {misfit for name, whole in collections.items() for misfit in whole.misfits(set(there.get(name, ())))}
-        chunks = sum(len(found) for found in there.values())
-        lost = there.keys() - collections.keys() - ignored
-        return _Chunks(sorted(elsewhere), lost, misfits, len(known), len(rows), chunks)
+        owners = {row.collection: row.store_id for row in seconds if row.store_id not in elsewhere}
+        owners |= {store.collection: store.id for store in known if store.id not in elsewhere}
+        look = _Look(len(known), files, sorted(elsewhere), names - owners.keys())
+        for name in sorted(names | owners.keys()):
+            # Chunks first, then rows: what is written or deleted in between is out of place only this once.
+            there = await self.backend.chunk_ids(name) if name in names else ()
+            look.chunks += len(there)
+            if name in owners and (expected := await self._expected(owners[name], name)):
+                look.misfits |= await asyncio.to_thread(expected.misfits, there)
+        return look
+
+    async def _expected(self, store_id: str, collection: str) -> _Expected | None:
+        """What is to be in a collection; ``None`` where nothing can be said, as of one that is being dropped."""
+        async with self.database.session(write=False) as session:
+            store, second = await session.get(VectorStore, store_id), await reindexes.find(session, store_id)
+            files, busy = await store_files.settled(session, store_id)
+            if store is not None and store.collection == collection:
+                return _Expected(store_id, store.generation, files, busy)
+            if second is None or second.collection != collection or second.status == reindexes.DROPPING:
+                return None
+            held = await reindexes.held(session, second)
+        whole = [(item.file_id, item.version, item.chunks) for item in held if item.done]
+        return _Expected(store_id, second.generation, whole, busy | {item.file_id for item in held if not item.done})
 
     async def _bytes(self) -> tuple[list[str], list[str], int]:
         """Blobs without a row, files without a blob, and how many blobs there are."""
@@ -120,26 +148,5 @@ class Reconciler:
             return lost, sorted(await files.known(session, gone)), seen
 
 
-@dataclass
-class _Wanted:
-    """What a collection should hold."""
-
-    store_id: str
-    generation: int
-    busy: set[Key]
-    """Files that are worked on, of any store: of those nothing can be said."""
-    ids: set[str] = field(default_factory=set)
-
-    def add(self, file_id: str, version: int, chunks: int) -> None:
-        """All chunks of a file."""
-        self.ids |= {chunk_id(file_id, version, i, self.generation) for i in range(chunks)}
-
-    def misfits(self, there: set[str]) -> list[Misfit]:
-        """Where it differs from what is there, by file."""
-        extra = Counter(found.rpartition(":")[0].rpartition(":")[0] for found in there - self.ids)
-        missing = Counter(found.rpartition(":")[0].rpartition(":")[0] for found in self.ids - there)
-        return [
-            Misfit(self.store_id, file_id, extra[file_id], missing[file_id])
-            for file_id in extra.keys() | missing.keys()
-            if (self.store_id, file_id) not in self.busy
-        ]
+def _file_of(chunk: str) -> str:
+    return chunk.rpartition(":")[0].rpartition(":")[0]

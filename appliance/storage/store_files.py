@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import lazyload
 
 from appliance.errors import Forbidden, NotFound
 from appliance.knowledge.filters import Filter
@@ -18,6 +17,9 @@ from appliance.storage.placing import here
 from appliance.storage.tables import File, FileReader, Job, StoreFile, VectorStore
 from appliance.storage.tenancy import TenantSession
 from appliance.types import PUBLIC_ACCESS, Access
+
+Whole: TypeAlias = tuple[str, int, int]
+"""Id of a completed file, its version, and how many chunks it has."""
 
 
 async def attach(
@@ -147,12 +149,20 @@ async def stale(session: AsyncSession, backend: str) -> Sequence[tuple[str, str]
     return [(store_id, file_id) for store_id, file_id in await session.execute(query)]
 
 
-async def settled(session: AsyncSession) -> tuple[Sequence[StoreFile], set[tuple[str, str]]]:
-    """All completed files in stores; and the store and file ids of those that are being worked on."""
-    rows = (await session.scalars(select(StoreFile).options(lazyload(StoreFile.shares)))).all()
-    busy = {(row.store_id, row.file_id) for row in rows if row.status == "in_progress" or row.removing}
-    jobs = await session.execute(select(Job.store_id, Job.file_id))
-    return [row for row in rows if row.status == "completed"], busy | {(store, file) for store, file in jobs}
+async def completed(session: AsyncSession) -> int:
+    """How many files of all stores are completed."""
+    query = select(func.count()).select_from(StoreFile).where(StoreFile.status == "completed")
+    return await session.scalar(query) or 0
+
+
+async def settled(session: AsyncSession, store_id: str) -> tuple[Sequence[Whole], set[str]]:
+    """The completed files of a store; and the ids of those that are being worked on."""
+    columns = StoreFile.file_id, StoreFile.version, StoreFile.chunks, StoreFile.status, StoreFile.removing
+    rows = (await session.execute(select(*columns).where(StoreFile.store_id == store_id))).all()
+    whole = [(file_id, version, chunks) for file_id, version, chunks, status, _ in rows if status == "completed"]
+    busy = {file_id for file_id, _, _, status, removing in rows if status == "in_progress" or removing}
+    jobs = await session.scalars(select(Job.file_id).where(Job.store_id == store_id))
+    return whole, busy | set(jobs)
 
 
 async def index_again(session: AsyncSession, row: StoreFile) -> None:
