@@ -209,12 +209,20 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Documents should have been searched and could not be; the operator wants it answered all the same."""
 
 
+_MOST_TOKENS = 10**9
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the engine reported them."""
+    """Token counts as the engine reported them, from 0 to a billion: whatever it says, no sum overflows."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not 0 <= (tokens := getattr(self, name)) <= _MOST_TOKENS:
+                msgspec.structs.force_setattr(self, name, min(max(tokens, 0), _MOST_TOKENS))
 
     def __add__(self, other: Usage) -> Usage:
         """What two answers came to together."""

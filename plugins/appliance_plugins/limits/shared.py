@@ -19,7 +19,7 @@ import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from appliance.plugin import ConfigError
 from appliance_plugins.limits.ledger import Away, Taken
@@ -35,7 +35,6 @@ _BUCKET_MS = int(MINUTE * 1000)
 _pack = msgspec.msgpack.Encoder().encode
 _UNDO = 2
 """In place of a reservation, for a debit that may not have arrived yet."""
-_FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 
 
 class RedisLedger:
@@ -85,7 +84,7 @@ class RedisLedger:
     async def __aenter__(self) -> RedisLedger:
         """Look for Redis once; if it is not there, go on without."""
         with suppress(Away):
-            await self._within(self._redis.ping())
+            await self._try_writing()
         self._keeper = asyncio.create_task(self._keep())
         return self
 
@@ -147,20 +146,30 @@ class RedisLedger:
             except TimeoutError:
                 pass
             self._wake.clear()
-            while self._away:
-                await asyncio.sleep(_RETRY_SECONDS)
-                await self._look()
-            with suppress(Away):
-                await self._pay()
-                await self._renew_all()
+            try:
+                await self._look_after()
+            except Exception:  # else places would expire under those who hold them, and nobody would be counted again
+                log.exception("plugin limits: looking after Redis failed; it is tried again")
+
+    async def _look_after(self) -> None:
+        while self._away:
+            await asyncio.sleep(_RETRY_SECONDS)
+            await self._look()
+        with suppress(Away):
+            await self._pay()
+            await self._renew_all()
 
     async def _look(self) -> None:
         try:
-            await self._within(self._redis.ping())
+            await self._try_writing()
         except Away:
             return
         self._away = False
         log.warning("plugin limits: Redis answers again")
+
+    async def _try_writing(self) -> None:
+        """Renew a place that nobody holds: a full server, and a copy that may not be written, answer pings as ever."""
+        await self._within(self._renew(keys=[f"{_PREFIX}nobody"], args=[self._lease_ms, "nobody"]))
 
     async def _pay(self) -> None:
         """Settle what is owed, oldest first; a debt leaves the queue when Redis has it. Raises Away."""
@@ -188,7 +197,7 @@ class RedisLedger:
         try:
             async with asyncio.timeout(2 * self._timeout):
                 return await step
-        except _FAULTS as error:
+        except Exception as error:  # redis-py has others than its own: of sockets, of values, of its event loop
             if not self._away:
                 log.warning(
                     "plugin limits: Redis fails (%s); docs/limits.md says what happens until it is back",

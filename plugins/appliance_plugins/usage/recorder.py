@@ -27,9 +27,8 @@ from appliance.plugin import (
 from appliance_plugins.usage.spool import Entry, Spool, read
 
 log = logging.getLogger("appliance.usage")
-_MOST_TOKENS = 10**9
 _MOST_COST = 10**15
-"""A call's most. An engine that reports nonsense must not make a sum overflow."""
+"""A call's most: at any price no sum overflows."""
 _RETRY_SECONDS = 5.0
 
 
@@ -133,9 +132,8 @@ def key_of(record: CallRecord, when: datetime) -> UsageKey:
 def sums_of(record: CallRecord, config: Config) -> UsageSums:
     """What one call adds."""
     usage = record.usage
-    prompt = _bounded(usage.prompt_tokens)
-    cached = min(_bounded(usage.cached_tokens), prompt)
-    counted = Usage(prompt, _bounded(usage.completion_tokens or record.tokens), cached)
+    cached = min(usage.cached_tokens, usage.prompt_tokens)
+    counted = Usage(usage.prompt_tokens, usage.completion_tokens or record.tokens, cached)
     return UsageSums(
         requests=1,
         errors=int(record.outcome in ("error", "refused")),
@@ -143,7 +141,7 @@ def sums_of(record: CallRecord, config: Config) -> UsageSums:
         input_tokens=counted.prompt_tokens,
         cached_tokens=counted.cached_tokens,
         output_tokens=counted.completion_tokens,
-        retrieved_tokens=_retrieved_tokens(record.call, prompt),
+        retrieved_tokens=_retrieved_tokens(record.call, usage.prompt_tokens),
         retrieved_passages=len(record.call.passages),
         cost=min(cost(price_of(config, record.call.model), counted), _MOST_COST),
     )
@@ -156,7 +154,3 @@ def _retrieved_tokens(call: Call, prompt_tokens: int) -> int:
     passages = sum(len(passage.text) for passage in call.passages)
     everything = sum(len(message_text(message)) for message in call.request.messages)
     return round(prompt_tokens * passages / max(everything, passages, 1))
-
-
-def _bounded(tokens: int) -> int:
-    return max(0, min(tokens, _MOST_TOKENS))

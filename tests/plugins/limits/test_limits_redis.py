@@ -16,8 +16,9 @@ from loopback import http_client
 from redis_server import RedisServer
 from served import Served
 
-from appliance.plugin import RateLimited, Unavailable
+from appliance.plugin import CallRecord, RateLimited, Unavailable, Usage
 from appliance.testing import Emit, Hold, ScriptedPlugin, Wait, make_app, serving
+from appliance_plugins.limits import shared
 from appliance_plugins.limits.ledger import Away
 from appliance_plugins.limits.lines import Amounts, Clock, Kind, Line
 from appliance_plugins.limits.shared import RedisLedger
@@ -242,6 +243,69 @@ async def test_a_stream_that_needs_more_of_its_budget_ends_with_an_error_while_r
             stopped.set()
             events = [line[6:] async for line in lines if line.startswith("data: ")]
     assert json.loads(events[-1])["error"]["code"] == "limits_unavailable"
+
+
+async def test_a_redis_that_answers_and_takes_no_writes_is_away_until_it_does(monkeypatch, caplog):
+    monkeypatch.setattr(shared, "_RETRY_SECONDS", 0.02)
+    looks = 0
+    look = RedisLedger._look
+
+    async def counted(self):
+        nonlocal looks
+        await look(self)
+        looks += 1
+
+    monkeypatch.setattr(RedisLedger, "_look", counted)
+    with RedisServer() as redis, redis.client() as client:
+        async with RedisLedger(redis.url, timeout=5) as ledger:
+            assert (await ledger.take("a", [DAY, SLOTS], Amounts(1, 1, 900))).ok
+            client.replicaof("127.0.0.1", 1)  # of a server that is not there; copies may not be written
+            with pytest.raises(Away):
+                await ledger.take("b", [DAY, SLOTS], Amounts(1, 1, 10))
+            await eventually(lambda: looks >= 3)
+            assert ledger.away
+            assert "answers again" not in caplog.text
+            assert caplog.text.count("Redis fails") == 1
+            client.replicaof("no", "one")
+            await eventually(lambda: not ledger.away and not ledger.owed)
+            assert (await ledger.take("c", [DAY, SLOTS], Amounts(1, 1, 100))).used == [1000, 2]
+
+
+async def test_whatever_the_library_raises_redis_is_away_and_comes_back(redis, redis_ledger, monkeypatch):
+    async def broken(**_):
+        raise RuntimeError("the library is in a state that it has no error for")
+
+    monkeypatch.setattr(redis_ledger, "_settle", broken)
+    assert (await redis_ledger.take("a", [DAY, SLOTS], Amounts(1, 1, 900))).ok
+    await redis_ledger.settle("a", [DAY, SLOTS], Amounts(0, 0, -800), elapsed=1.0)
+    assert (redis_ledger.away, redis_ledger.owed) == (True, 1)
+    monkeypatch.undo()
+    await eventually(lambda: not redis_ledger.away and not redis_ledger.owed)
+    assert (await redis_ledger.take("b", [DAY, SLOTS], Amounts(1, 1, 100))).used == [200, 1]
+
+
+async def test_what_looks_after_redis_goes_on_whatever_befalls_it(redis, monkeypatch, caplog):
+    pay, failures = RedisLedger._pay, iter([KeyError("a mistake of ours"), ValueError("another")])
+
+    async def failing(self):
+        for failure in failures:
+            raise failure
+        await pay(self)
+
+    monkeypatch.setattr(RedisLedger, "_pay", failing)
+    async with RedisLedger(redis.url, timeout=5, lease_seconds=0.3) as ledger:
+        assert (await ledger.take("a", [SLOTS], Amounts(1, 1))).ok
+        await eventually(lambda: caplog.text.count("looking after Redis failed") == 2)
+        ledger._owed.append((["appliance:limits:call:x"], ["x", 0, 0, shared._pack([])]))
+        await eventually(lambda: not ledger.owed)
+
+
+async def test_an_engine_that_reports_nonsense_is_charged_and_its_place_comes_back(redis_ledger):
+    admitter = limits(Clock(), redis_ledger, key={"max_concurrent": 1, "tokens_per_day": 10**12})
+    for usage in (Usage(10**30, 10**40), Usage(-(10**30), -5), Usage(1, 1)):
+        call = call_of()
+        async with (lease := admitter.admit(call)):
+            lease.follow(CallRecord(call=call, usage=usage))
 
 
 async def test_a_server_that_is_no_redis_never_holds_requests_up():
