@@ -66,6 +66,8 @@ _T = TypeVar("_T")
 
 
 _FREE_FORM = ("tools", "functions", "response_format", "prediction")
+_PASSAGE = ("text", "context", "filename")
+"""What of a passage goes to the model; citations show the name of its file, too."""
 
 
 class WordlistSettings(Strict, frozen=True):
@@ -138,12 +140,11 @@ class Wordlist:
         """The passages without blocked terms, masked where needed."""
         kept: list[Passage] = []
         for passage in passages:
-            text, blocked = await self._filtered(passage.text)
-            context, blocked_above = await self._filtered(passage.context)  # headings go to the model too
-            if blocked or blocked_above:
+            filtered = {name: await self._filtered(getattr(passage, name)) for name in _PASSAGE}
+            if any(blocked for _, blocked in filtered.values()):
                 continue
-            same = (text, context) == (passage.text, passage.context)
-            kept.append(passage if same else msgspec.structs.replace(passage, text=text, context=context))
+            changed = {name: text for name, (text, _) in filtered.items() if text != getattr(passage, name)}
+            kept.append(msgspec.structs.replace(passage, **changed) if changed else passage)
         return kept
 
     async def filter_output(self, call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:

@@ -275,6 +275,16 @@ async def test_F6_headings_that_a_passage_stands_under_are_filtered_as_its_text_
     assert kept[1] is given[2]
 
 
+async def test_F6_names_of_files_are_filtered_as_their_passages_are():
+    def passage(filename):
+        return Passage(chunk_id="c", store_id="s", file_id="f", filename=filename, text="prices", score=1.0)
+
+    given = [passage("Kumquat prices.pdf"), passage("mail of me@example.test"), passage("prices.pdf")]
+    kept = await made().filter_passages(chat_call(), given)
+    assert [each.filename for each in kept] == ["mail of ***", "prices.pdf"]
+    assert kept[1] is given[2]
+
+
 async def test_passages_are_filtered_for_an_output_list_too_as_citations_quote_them():
     (passages_only,) = wordlist.appliance_input_filters(WordlistSettings(block=("kumquat",), apply=("output",)))
     passage = Passage(chunk_id="c", store_id="s", file_id="f", filename="a.txt", text="a kumquat", score=1.0)
