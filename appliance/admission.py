@@ -6,14 +6,21 @@ costs anything.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from appliance.errors import ApplianceError
 from appliance.types import Call, CallRecord, Chunk
 from appliance.wire import ChatRequest, CompletionRequest
 
+if TYPE_CHECKING:
+    from appliance.protocols import Admitter
+
+log = logging.getLogger("appliance.pipeline")
 More = Callable[[int], Awaitable[int]]
 """``await more(seen)``: so many tokens came out; the new total that may. Raises RateLimited when none is left."""
 
@@ -30,6 +37,40 @@ class Admission:
     headers: Mapping[str, str] = field(default_factory=dict)
     output_tokens: int | None = None
     more: More | None = None
+
+
+class Lease:
+    """An admitter's lease; says which plugin failed when entering or leaving it does."""
+
+    __slots__ = ("_lease", "_name")
+
+    def __init__(self, name: str, admitter: Admitter, call: Call, record: CallRecord) -> None:
+        """``name`` is the plugin's; the lease follows ``record`` if it wants to. Raises what ``admit`` raises."""
+        self._name = name
+        self._lease = admitter.admit(call)
+        # Looked up by name: asking a protocol costs more than the rest of a lease.
+        follow = getattr(self._lease, "follow", None)
+        if follow is not None:
+            follow(record)
+
+    async def __aenter__(self) -> Admission | None:
+        """Enter the admitter's. Raises as it does."""
+        try:
+            return await self._lease.__aenter__()
+        except ApplianceError:
+            raise
+        except Exception:
+            log.exception("plugin %s failed to admit a request", self._name)
+            raise
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        """Leave it. Raises as it does."""
+        try:
+            return await self._lease.__aexit__(*exc)  # type: ignore[arg-type]
+        except Exception as error:
+            if error is not exc[1]:
+                log.exception("plugin %s failed to release a request", self._name)
+            raise
 
 
 def capped(call: Call, admission: Admission) -> Call:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from appliance.admission import Admission, capped, choices_of, metered
+from appliance.admission import Admission, Lease, capped, choices_of, metered
 from appliance.audit.trail import Trail
 from appliance.credentials import check_form
 from appliance.errors import (
@@ -380,7 +380,7 @@ class Pipeline:
         began = time.perf_counter()
         try:
             for name, admitter in self.admitters:
-                admission = await held.enter_async_context(_Lease(name, admitter, call, record))
+                admission = await held.enter_async_context(Lease(name, admitter, call, record))
                 if admission is not None:
                     admissions.append(admission)
         finally:
@@ -491,34 +491,3 @@ def _ending(step: TraceSpan) -> Callable[[object, BaseException | None, object],
         step.end()
 
     return end
-
-
-class _Lease:
-    """An admitter's lease; says which plugin failed when entering or leaving it does."""
-
-    __slots__ = ("_lease", "_name")
-
-    def __init__(self, name: str, admitter: Admitter, call: Call, record: CallRecord) -> None:
-        self._name = name
-        self._lease = admitter.admit(call)
-        # Looked up by name: asking a protocol costs more than the rest of a lease.
-        follow = getattr(self._lease, "follow", None)
-        if follow is not None:
-            follow(record)
-
-    async def __aenter__(self) -> Admission | None:
-        try:
-            return await self._lease.__aenter__()
-        except ApplianceError:
-            raise
-        except Exception:
-            log.exception("plugin %s failed to admit a request", self._name)
-            raise
-
-    async def __aexit__(self, *exc: object) -> bool | None:
-        try:
-            return await self._lease.__aexit__(*exc)  # type: ignore[arg-type]
-        except Exception as error:
-            if error is not exc[1]:
-                log.exception("plugin %s failed to release a request", self._name)
-            raise
