@@ -12,6 +12,7 @@ import stat
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +41,7 @@ from appliance.knowledge.report import ReindexOrder, Report, SourceReport, Store
 from appliance.processes.backoff import Backoff
 from appliance.processes.child import Child, ChildFailed
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
-from appliance.upstream import Upstream, UpstreamError
+from appliance.upstream import Upstream, UpstreamError, UpstreamUnreachable
 
 RESTART_SECONDS = 10.0
 """How long a call waits for a worker that is being restarted."""
@@ -49,11 +50,36 @@ START_SECONDS = 900.0
 _RETRY_SECONDS = 0.1
 _MAX_ANSWER = 512 * 2**20
 _MAX_SOCKET_PATH = 100
+_RESTARTING = "retrieval is restarting; try again in a moment (data_dir/logs/worker.log says why)"
 _encode = msgspec.msgpack.Encoder().encode
 _T = TypeVar("_T")
 
 
-class RemoteKnowledge:
+class WorkerCalls(ABC):
+    """What commands ask of a worker, as well as servers."""
+
+    @abstractmethod
+    async def _call(self, path: str, message: msgspec.Struct, answer: type[_T]) -> _T:
+        """Ask for an operation. Raises what the worker raised, or that it cannot be asked."""
+
+    async def reconcile(self, *, repair: bool) -> Report:
+        """See ``Knowledge``."""
+        return await self._call("/reconcile", ReconcileMessage(repair), Report)
+
+    async def sync(self, order: SyncOrder) -> list[SourceReport]:
+        """See ``Knowledge``."""
+        return await self._call("/sync", order, list[SourceReport])
+
+    async def reindex(self, order: ReindexOrder) -> StoreStatus:
+        """See ``Knowledge``."""
+        return await self._call("/reindex", order, StoreStatus)
+
+    async def stores(self, store_id: str | None = None) -> list[StoreStatus]:
+        """See ``Knowledge``."""
+        return await self._call("/stores", StoresMessage(store_id), list[StoreStatus])
+
+
+class RemoteKnowledge(WorkerCalls):
     """``Knowledge`` through a supervised worker process."""
 
     def __init__(self, context: AppContext, config_path: Path) -> None:
@@ -144,21 +170,11 @@ class RemoteKnowledge:
         """See ``Knowledge``."""
         return await self._call("/content", FileMessage(store_id, file_id, scope=scope), list[StoredChunk])
 
-    async def reconcile(self, *, repair: bool) -> Report:
-        """See ``Knowledge``."""
-        return await self._call("/reconcile", ReconcileMessage(repair), Report)
-
-    async def sync(self, order: SyncOrder) -> list[SourceReport]:
-        """See ``Knowledge``."""
-        return await self._call("/sync", order, list[SourceReport])
-
     async def reindex(self, order: ReindexOrder) -> StoreStatus:
-        """See ``Knowledge``."""
-        return await self._call("/reindex", order, StoreStatus)
-
-    async def stores(self, store_id: str | None = None) -> list[StoreStatus]:
-        """See ``Knowledge``."""
-        return await self._call("/stores", StoresMessage(store_id), list[StoreStatus])
+        """See ``Knowledge``. Only a beginning may be repeated: who goes back twice is where he was."""
+        if order.step == "begin":
+            return await super().reindex(order)
+        return await self._call_once("/reindex", order, StoreStatus, f"see GET /v1/vector_stores/{order.store}/reindex")
 
     async def unserved(self) -> int:
         """See ``Knowledge``."""
@@ -171,10 +187,10 @@ class RemoteKnowledge:
 
     async def _wake(self) -> None:
         with suppress(UpstreamError, ApplianceError):
-            await self._send("/wake", _encode(Empty()), type(None))
+            await self._send("/wake", Empty(), type(None))
 
     async def _probe(self) -> bool:
-        found = await self._send("/ready", _encode(Empty()), Presence)
+        found = await self._send("/ready", Empty(), Presence)
         self._served_by, self._fingerprints = found.replica, found.fingerprints
         self._heard = time.monotonic()
         return True
@@ -190,29 +206,38 @@ class RemoteKnowledge:
             return True
 
     async def _call(self, path: str, message: msgspec.Struct, answer: type[_T]) -> _T:
-        """Ask the worker, again if it was restarted meanwhile: every operation may be repeated."""
-        body = _encode(message)
+        """Ask the worker, again if it was restarted meanwhile: what is asked so may be done twice."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RESTART_SECONDS
         while True:
             try:
                 await self._child.wait_ready(max(0.0, deadline - loop.time()))
-                return await self._send(path, body, answer)
+                return await self._send(path, message, answer)
             except (UpstreamError, ChildFailed) as error:
                 if loop.time() >= deadline or self._child.state in ("failed", "stopped"):
-                    raise RetrievalUnavailable(
-                        "retrieval is restarting; try again in a moment (data_dir/logs/worker.log says why)",
-                        retry_after=2,
-                    ) from error
+                    raise RetrievalUnavailable(_RESTARTING, retry_after=2) from error
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _send(self, path: str, body: bytes, answer: type[_T]) -> _T:
-        return await send(self._upstream, path, body, answer)
+    async def _call_once(self, path: str, message: msgspec.Struct, answer: type[_T], told: str) -> _T:
+        """Ask on a connection of its own: what is sent on a kept one may be sent again. ``told`` says where to look."""
+        worker = Upstream("http://worker", uds=self._socket)
+        try:
+            await self._child.wait_ready(RESTART_SECONDS)
+            return await send(worker, path, message, answer)
+        except (UpstreamUnreachable, ChildFailed) as error:
+            raise RetrievalUnavailable(_RESTARTING, retry_after=2) from error
+        except UpstreamError as error:
+            raise RetrievalUnavailable(f"retrieval ended before it answered; {told} before you ask again") from error
+        finally:
+            await worker.aclose()
+
+    async def _send(self, path: str, message: msgspec.Struct, answer: type[_T]) -> _T:
+        return await send(self._upstream, path, message, answer)
 
 
-async def send(worker: Upstream, path: str, body: bytes, answer: type[_T]) -> _T:
-    """Ask a worker once. Raises what the worker raised, or UpstreamError."""
-    response = await worker.request("POST", path, body, {"content-type": MEDIA_TYPE})
+async def send(worker: Upstream, path: str, message: msgspec.Struct, answer: type[_T]) -> _T:
+    """Ask a worker. Raises what the worker raised, or UpstreamError."""
+    response = await worker.request("POST", path, _encode(message), {"content-type": MEDIA_TYPE})
     data = await response.read(_MAX_ANSWER)
     if response.status == FAILED:
         raise msgspec.msgpack.decode(data, type=Failure).error()

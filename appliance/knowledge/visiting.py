@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from appliance.config import Config
 from appliance.context import AppContext
 from appliance.errors import ConfigError
-from appliance.knowledge.messages import Empty, Presence, ReconcileMessage, StoresMessage
-from appliance.knowledge.remote import send, socket_path
+from appliance.knowledge.messages import Empty, Presence
+from appliance.knowledge.remote import WorkerCalls, send, socket_path
 from appliance.knowledge.report import ReindexOrder, Report, SourceReport, StoreStatus, SyncOrder
 from appliance.upstream import Upstream, UpstreamError
 
-_encode = msgspec.msgpack.Encoder().encode
+_T = TypeVar("_T")
 
 
 class Upkeep(Protocol):
@@ -40,27 +40,14 @@ class Upkeep(Protocol):
         ...
 
 
-class RunningWorker:
+class RunningWorker(WorkerCalls):
     """The worker of a server that runs: it alone may touch the vectors."""
 
     def __init__(self, worker: Upstream) -> None:
         self._worker = worker
 
-    async def reconcile(self, *, repair: bool) -> Report:
-        """See ``Knowledge``."""
-        return await send(self._worker, "/reconcile", _encode(ReconcileMessage(repair)), Report)
-
-    async def sync(self, order: SyncOrder) -> list[SourceReport]:
-        """See ``Knowledge``."""
-        return await send(self._worker, "/sync", _encode(order), list[SourceReport])
-
-    async def reindex(self, order: ReindexOrder) -> StoreStatus:
-        """See ``Knowledge``."""
-        return await send(self._worker, "/reindex", _encode(order), StoreStatus)
-
-    async def stores(self) -> list[StoreStatus]:
-        """See ``Knowledge``."""
-        return await send(self._worker, "/stores", _encode(StoresMessage()), list[StoreStatus])
+    async def _call(self, path: str, message: msgspec.Struct, answer: type[_T]) -> _T:
+        return await send(self._worker, path, message, answer)
 
 
 @asynccontextmanager
@@ -85,7 +72,7 @@ async def at_work(config: Config) -> AsyncIterator[Upkeep]:
 
 async def _answers(worker: Upstream) -> bool:
     try:
-        await send(worker, "/ready", _encode(Empty()), Presence)
+        await send(worker, "/ready", Empty(), Presence)
     except UpstreamError:
         return False
     return True
