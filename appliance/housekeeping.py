@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -19,6 +20,8 @@ from appliance.wording import counted
 
 log = logging.getLogger("appliance")
 INTERVAL = 60.0
+_FIRST = 5.0
+"""Seconds to the first round: a start has enough to do with what callers wait for."""
 _EVERY = 60
 """Rounds between two looks at all blobs."""
 _GROUP = 100
@@ -49,12 +52,11 @@ class Housekeeper:
             self._loop = None
 
     async def _go_round(self) -> None:
-        rounds = 0
-        while True:
+        await asyncio.sleep(_FIRST)
+        for rounds in itertools.count():
             await self.tidy()
             if rounds % _EVERY == 0:
                 await _tried(self._sweep_blobs)
-            rounds += 1
             await asyncio.sleep(INTERVAL)
 
     async def tidy(self) -> None:

@@ -88,14 +88,18 @@ class FolderSource:
             raise SourceError(f"{self.folder} is no folder; name one")
         return root
 
+    def _is_fresh(self, written: float, now: float) -> bool:
+        """Whether it may still be written to. A date in the future, as of an archive, is no reason to wait for that."""
+        return now - self.settle < written <= now + self.settle
+
     def _list(self) -> Listing:
         walk = _Walk(self._root())
-        newest = time.time() - self.settle
+        now = time.time()
         for pattern in self.patterns:
             parts = parts_of(pattern.removeprefix(f"{walk.root}/"))
             matched = False
             for key, found in walk.find("", parts) if parts else ():
-                walk.listing.add(key, Entry(_version(found), found.st_mtime <= newest))
+                walk.listing.add(key, Entry(_version(found), settled=not self._is_fresh(found.st_mtime, now)))
                 matched = True
             if not matched:
                 log.warning("%s matches no file below %s; check the pattern", pattern, walk.root)

@@ -160,6 +160,15 @@ async def test_a_file_that_is_still_being_written_waits(root, kit) -> None:
     assert await kit.texts() == {"a.md": "zebrafinch whole", "b.md": "zebrafinch half"}
 
 
+@pytest.mark.parametrize("settle", [0, 30])
+async def test_a_file_with_a_date_in_the_future_waits_for_no_such_day(root, kit, settle) -> None:
+    write(root, a="zebrafinch of tomorrow")
+    os.utime(root / "a.md", (time.time() + 86_400, time.time() + 86_400))
+    await kit.use(folder(root, settle=settle))
+    assert (await kit.sync()).waiting == 0
+    assert await kit.texts() == {"a.md": "zebrafinch of tomorrow"}
+
+
 async def test_a_known_file_that_is_being_written_to_is_not_taken_for_gone(root, kit) -> None:
     write(root, a="zebrafinch")
     await kit.use(folder(root))
