@@ -12,8 +12,11 @@ import pytest
 from class_stores import BROKEN
 from eventually import until
 from loopback import Box, assert_openai_error
+from milvus_bridge import BridgedClient
+from milvus_server import MilvusServer
 from pinecone_standin import KEY, PineconeStandIn
 from postgres import Postgres
+from relay import Relay
 from sqlalchemy import select
 
 from appliance.storage.tables import Job
@@ -74,12 +77,22 @@ async def pinecone() -> AsyncIterator[Backend]:
         yield Backend({"api_key": KEY, "url": url}, cut, mend)
 
 
+@asynccontextmanager
+async def milvus() -> AsyncIterator[Backend]:
+    with MilvusServer() as server:
+        async with Relay(server.port) as relay:
+            yield Backend({"uri": f"http://127.0.0.1:{relay.port}"}, relay.gone, relay.heal)
+
+
 @pytest.fixture
-async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+async def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Backend]:
     if request.param == "pgvector":
         made = pgvector(request.getfixturevalue("pgvector_server"))
     elif request.param == "pinecone":
         made = pinecone()
+    elif request.param == "milvus":
+        monkeypatch.setattr("pymilvus.MilvusClient", BridgedClient)
+        made = milvus()
     elif request.param == "langchain":
         made = class_path("LangChainStore", {"filter": "function"})
     else:
@@ -88,7 +101,7 @@ async def backend(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
         yield found
 
 
-@pytest.mark.parametrize("backend", ["langchain", "llamaindex", "pgvector", "pinecone"], indirect=True)
+@pytest.mark.parametrize("backend", ["langchain", "llamaindex", "milvus", "pgvector", "pinecone"], indirect=True)
 async def test_documents_are_answered_from_and_an_outage_is_503_until_it_is_over(
     box: Any, backend: Backend, request: pytest.FixtureRequest
 ) -> None:
