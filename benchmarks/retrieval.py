@@ -92,10 +92,12 @@ def _measure(collection: Collection, options: argparse.Namespace) -> float:
     """On a running server, as it is configured."""
     client = _client(options.url, options.key)
     loaded = load(client, "benchmark", _files(collection))
-    _head()
     asked = _Asked(client, loaded, collection)
-    asked.ask([Way("as configured there", {})])
-    remove(client, loaded)
+    try:
+        asked.ask([Way("as configured there", {})])
+    finally:
+        remove(client, loaded)
+    _head()
     return asked.show("as configured there")
 
 
@@ -118,7 +120,7 @@ def _measure_all(collection: Collection, options: argparse.Namespace) -> float:
         config["retrieval"]["candidates"] = _DEEPEST
         with retrieval_server(config, folder) as served:
             asked = _Asked(_client(served.url), loaded, collection)
-            asked.ask(STEPS)
+            asked.ask(STEPS, floor=True)
             for way in STEPS:
                 asked.show(way.name)
             floor = (
@@ -161,17 +163,18 @@ class _Asked:
         self._client, self._store, self._collection = client, loaded.store, collection
         self._ways: dict[str, Way] = {}
         self._found: dict[str, list[list[str]]] = {}
-        self._seconds: dict[str, list[float]] = {_EMPTY: [], _EMBEDDED: []}
+        self._seconds: dict[str, list[float]] = {}
 
-    def ask(self, ways: Sequence[Way]) -> None:
-        """Ask every question in every way before the next."""
-        empty = self._client.vector_stores.create(name="empty").id
+    def ask(self, ways: Sequence[Way], *, floor: bool = False) -> None:
+        """Ask every question in every way before the next; with ``floor`` also of an empty store and the embedder."""
         self._ways = {way.name: way for way in ways}
         self._found = {way.name: [] for way in ways}
-        self._seconds |= {way.name: [] for way in ways}
+        self._seconds = {name: [] for name in (_EMPTY, _EMBEDDED, *self._ways)}
+        empty = self._client.vector_stores.create(name="empty").id if floor else None
         for text in self._collection.questions.values():
-            self._time(_EMPTY, partial(self._search, empty, text, {}))
-            self._time(_EMBEDDED, partial(self._client.embeddings.create, model=MINILM["name"], input=text))
+            if empty is not None:
+                self._time(_EMPTY, partial(self._search, empty, text, {}))
+                self._time(_EMBEDDED, partial(self._client.embeddings.create, model=MINILM["name"], input=text))
             for way in ways:
                 limit = _SHOWN if way.deep else _RERANK_BEST
                 page = self._time(way.name, partial(self._search, self._store, text, way.ranking, limit))
