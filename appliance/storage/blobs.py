@@ -81,6 +81,7 @@ class BlobWriter:
         self.size = 0
         self._in_use = threading.Lock()
         """A cancelled request must not close the file under a thread that still writes to it."""
+        self._discarded = False
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # tells a sweep that this file is in use
 
@@ -106,15 +107,33 @@ class BlobWriter:
         await asyncio.to_thread(self._commit, blob_id)
 
     def discard(self) -> None:
-        """Remove what was written, unless it was committed. Idempotent."""
-        with self._in_use:
+        """Remove what was written, unless it was committed. Idempotent.
+
+        Waits for nothing: where a thread still writes, it removes the file itself once it is done.
+        """
+        self._discarded = True
+        if not self._in_use.acquire(blocking=False):
+            return
+        try:
             if self._fd >= 0:
                 self._path.unlink(missing_ok=True)
                 os.close(self._fd)
                 self._fd = -1
+        finally:
+            self._in_use.release()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Held by the thread that works on the file."""
+        try:
+            with self._in_use, _full_disk():
+                yield
+        finally:
+            if self._discarded:
+                self.discard()
 
     def _flush(self) -> None:
-        with self._in_use:
+        with self._using():
             self._write_out()
 
     def _write_out(self) -> None:
@@ -122,13 +141,12 @@ class BlobWriter:
         self._buffer.clear()
         self._buffered = 0
         self._digest.update(data)
-        with _full_disk():
-            while data:
-                data = data[os.write(self._fd, data) :]
+        while data:
+            data = data[os.write(self._fd, data) :]
 
     def _commit(self, blob_id: str) -> None:
         target = self._blobs.path(blob_id)
-        with self._in_use, _full_disk():
+        with self._using():
             self._write_out()
             os.fsync(self._fd)
             if not target.parent.is_dir():

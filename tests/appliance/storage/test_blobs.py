@@ -5,8 +5,10 @@ import hashlib
 import os
 import signal
 import sys
+import threading
 
 import pytest
+from eventually import until
 
 from appliance.errors import OutOfSpace
 from appliance.storage.blobs import BlobStore
@@ -49,6 +51,34 @@ async def test_an_abandoned_blob_leaves_nothing(blobs, tmp_path) -> None:
         await fail()
     assert leftovers(tmp_path) == []
     assert not blobs.path("file-abc").exists()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_who_leaves_while_a_thread_writes_waits_for_nothing_and_leaves_nothing_half_written(
+    blobs, tmp_path, monkeypatch, kept: bool
+) -> None:
+    writing, goes_on = threading.Event(), threading.Event()
+    held, call = ("fsync", os.fsync) if kept else ("write", os.write)
+
+    def slow(*given: object) -> object:
+        writing.set()
+        assert goes_on.wait(20)
+        return call(*given)
+
+    async def upload() -> None:
+        with blobs.writer() as writer:
+            await writer.write(b"x" * 10)
+            await (writer.commit("file-abc") if kept else writer.flush())
+
+    monkeypatch.setattr(os, held, slow)
+    uploading = asyncio.create_task(upload())
+    assert await asyncio.to_thread(writing.wait, 20)
+    uploading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await uploading
+    goes_on.set()  # by this loop, which did not wait
+    await until(lambda: leftovers(tmp_path) == [])
+    assert blobs.path("file-abc").exists() == kept
 
 
 async def test_a_sweep_spares_uploads_under_way_and_removes_those_of_the_dead(blobs, tmp_path) -> None:
