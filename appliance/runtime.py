@@ -25,6 +25,7 @@ from appliance.errors import ApplianceError, ConfigError, NotFound, StartError
 from appliance.filtering import Filters
 from appliance.housekeeping import Housekeeper
 from appliance.http import internal
+from appliance.http.room import Room
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.augment import Retriever
 from appliance.knowledge.chunking import check_chunker
@@ -75,6 +76,7 @@ class Runtime:
     housekeeper: Housekeeper
     figures: IngestionFigures | None = None
     health_checks: Mapping[str, HealthCheck] = field(default_factory=dict)
+    room: Room = field(default_factory=Room)
     draining: bool = False
     _grace_ends: float | None = None
     _held: AsyncExitStack = field(default_factory=AsyncExitStack)

@@ -19,7 +19,7 @@ from appliance.errors import MethodNotAllowed
 from appliance.http import errors, idempotency
 from appliance.http.disconnect import ClientGone, ClientWatch
 from appliance.http.request_id import processing_ms
-from appliance.http.requests import any_model, read_body
+from appliance.http.requests import any_model, may_be_large, read_body
 from appliance.wire import decoder
 
 if TYPE_CHECKING:
@@ -74,12 +74,15 @@ class Route(ABC):
     async def read(self, scope: Scope, receive: Receive, runtime: Runtime) -> Any:
         """The body as ``serve`` gets it: bytes, unless a route reads another kind.
 
-        Of who may use no model nothing large is read. Raises BadRequest, Forbidden, TooLarge.
+        Of who may use no model nothing large is read. Raises BadRequest, Forbidden, RateLimited, TooLarge.
         """
-        if _may_be_large(scope["state"]["headers"]):
-            caller: Principal = scope["user"]
-            await runtime.pipeline.authorize(caller, "models.use", any_model(caller, self.path))
-        return await read_body(scope["headers"], receive, runtime.config.server.max_json_bytes)
+        limit = runtime.config.server.max_json_bytes
+        if not may_be_large(scope["state"]["headers"]):
+            return await read_body(scope["headers"], receive, limit)
+        caller: Principal = scope["user"]
+        await runtime.pipeline.authorize(caller, "models.use", any_model(caller, self.path))
+        with runtime.room.counted(caller.id, limit, receive) as counted:
+            return await read_body(scope["headers"], counted, limit)
 
     @abstractmethod
     async def serve(self, scope: Scope, body: Any, runtime: Runtime, reply: Reply) -> None:
@@ -107,11 +110,6 @@ class Route(ABC):
         if idempotency.REPLAYED in found.headers:
             await runtime.pipeline.authorize(caller, "models.use", self.decode(body).model)
         return found
-
-
-def _may_be_large(headers: Mapping[str, str]) -> bool:
-    """Whether a body may have 100,000 bytes or more, which come in many pieces and lie in memory meanwhile."""
-    return "transfer-encoding" in headers or len(headers.get("content-length", "")) > 5
 
 
 class Reply:

@@ -113,9 +113,10 @@ class FormRoute(MediaRoute):
     """One task, whose body is a form."""
 
     async def take(self, scope: Scope, receive: Receive, runtime: Runtime) -> MediaRequest:
-        """Read the form. Raises BadRequest, TooLarge, UnsupportedMedia, OSError."""
+        """Read the form. Raises BadRequest, RateLimited, TooLarge, UnsupportedMedia, OSError."""
         limit = runtime.config.server.max_media_bytes
-        return await read_form(scope["headers"], receive, limit, self.type, runtime.blobs.scratch)
+        with runtime.room.counted(scope["user"].id, limit, receive) as counted:
+            return await read_form(scope["headers"], counted, limit, self.type, runtime.blobs.scratch)
 
     async def serve(self, scope: Scope, body: Any, runtime: Runtime, reply: Reply) -> None:
         """See ``MediaRoute``; its files are let go of whatever comes of it."""

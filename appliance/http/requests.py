@@ -13,6 +13,7 @@ from litestar.types import Receive
 
 from appliance.errors import BadRequest, NotFound, TooLarge, UnsupportedMedia
 from appliance.http.errors import JSON
+from appliance.http.room import SMALL_BYTES
 from appliance.wire import from_texts, texts_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _T = TypeVar("_T")
 HttpRequest: TypeAlias = Request[Any, Any, Any]
 Order: TypeAlias = Literal["asc", "desc"]
 _encode = msgspec.json.Encoder().encode
+_SMALL_DIGITS = len(str(SMALL_BYTES))
 
 
 def runtime(connection: ASGIConnection[Any, Any, Any, Any]) -> Runtime:
@@ -67,10 +69,18 @@ async def read_json(request: HttpRequest, decode: Callable[[bytes], _T]) -> _T:
     """Read and decode a JSON body with ``wire.decoder``; the limit is ``server.max_json_bytes``.
 
     Raises:
-        BadRequest, TooLarge, UnsupportedMedia
+        BadRequest, RateLimited, TooLarge, UnsupportedMedia
     """
-    headers = request.scope["headers"]
-    return decode(await read_body(headers, request.receive, runtime(request).config.server.max_json_bytes))
+    headers, limit = request.scope["headers"], runtime(request).config.server.max_json_bytes
+    if not may_be_large(request.scope["state"]["headers"]):
+        return decode(await read_body(headers, request.receive, limit))
+    with runtime(request).room.counted(principal(request).id, limit, request.receive) as counted:
+        return decode(await read_body(headers, counted, limit))
+
+
+def may_be_large(headers: Mapping[str, str]) -> bool:
+    """Whether a body may have more than ``SMALL_BYTES``, which come in many pieces and lie in memory meanwhile."""
+    return "transfer-encoding" in headers or len(headers.get("content-length", "")) > _SMALL_DIGITS
 
 
 async def read_body(headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int) -> bytes:
