@@ -165,6 +165,16 @@ class Embedder(Protocol):
 
 
 @runtime_checkable
+class SizesBatches(Protocol):
+    """What an embedder may also be: one with a size of batch of its own; others are given 64 inputs at a time."""
+
+    @property
+    def batch_size(self) -> int:
+        """Most inputs that one ``embed`` call should hold."""
+        ...
+
+
+@runtime_checkable
 class Reranker(Protocol):
     """Reorders passages by a closer look. Runs in the worker process."""
 

@@ -6,10 +6,10 @@ import asyncio
 import math
 from array import array
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 from appliance.errors import BadRequest, RateLimited, RetrievalUnavailable, Unavailable
-from appliance.protocols import Embedder
+from appliance.protocols import Embedder, SizesBatches
 from appliance.types import Embeddings
 
 DEFAULT_BATCH = 64
@@ -17,16 +17,6 @@ MAX_WAIT = 30.0
 """Seconds that one batch waits for a busy backend before the caller is told."""
 
 Input: TypeAlias = str | Sequence[int]
-
-
-@runtime_checkable
-class SizesBatches(Protocol):
-    """An embedder with a batch size of its own (its setting); others get ``DEFAULT_BATCH``."""
-
-    @property
-    def batch_size(self) -> int:
-        """Most inputs that one ``embed`` call should hold."""
-        ...
 
 
 class BatchingEmbedder:
