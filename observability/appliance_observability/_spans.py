@@ -13,8 +13,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from appliance.plugin import ApplianceError, Call, ChatRequest, CompletionRequest, RequestError, TraceSpan
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
 
 Value: TypeAlias = str | int | float | bool | Sequence[str]
 
@@ -35,20 +34,12 @@ _LONGEST_CONTENT = 65_536
 
 
 class OtelTelemetry:
-    """Traces through one tracer provider. ``memory`` is where finished spans stay when nothing is sent."""
+    """Traces through one tracer provider."""
 
-    def __init__(
-        self, provider: TracerProvider, *, capture_content: bool = False, memory: InMemorySpanExporter | None = None
-    ) -> None:
+    def __init__(self, provider: TracerProvider, *, capture_content: bool = False) -> None:
         self.provider = provider
-        self._memory = memory
         self._capture_content = capture_content
         self._tracer = provider.get_tracer("appliance")
-
-    @property
-    def finished(self) -> tuple[ReadableSpan, ...]:
-        """The spans that ended, with ``exporter: memory``."""
-        return self._memory.get_finished_spans() if self._memory else ()
 
     def start_call(self, call: Call, template: str) -> OtelSpan:
         """The server span of a call, a child of the caller's ``traceparent`` if there is one."""

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -25,7 +25,6 @@ from appliance_observability._otlp import endpoint_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from appliance_observability._spans import OtelTelemetry
 
@@ -35,9 +34,8 @@ _FLUSH_SECONDS = 5.0
 
 
 class OtelSettings(Strict, frozen=True):
-    """``exporter: memory`` keeps the spans in the process, for tests."""
+    """Where spans go, and what is in them."""
 
-    exporter: Literal["otlp", "memory"] = "otlp"
     endpoint: str | None = None
     """Base URL of an OTLP/HTTP collector; default: the standard environment variables."""
     service_name: str | None = None
@@ -62,9 +60,9 @@ class Plugin:
     @hookimpl
     def appliance_telemetry(self, settings: OtelSettings) -> Telemetry | None:
         """Traces, if there is somewhere to send them."""
-        if settings.exporter == "otlp" and not _endpoint(settings):
+        if not _endpoint(settings):
             return None
-        telemetry = build(settings)
+        telemetry = build(settings, _sending(settings))
         self._provider = telemetry.provider
         return telemetry
 
@@ -82,8 +80,8 @@ class Plugin:
                 await asyncio.to_thread(within, _FLUSH_SECONDS, self._provider.shutdown)
 
 
-def build(settings: OtelSettings) -> OtelTelemetry:
-    """A tracer of its own. Raises ConfigError for an endpoint that is no URL."""
+def build(settings: OtelSettings, processor: SpanProcessor) -> OtelTelemetry:
+    """A tracer of its own; ``processor`` gets the spans that end."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
@@ -96,9 +94,8 @@ def build(settings: OtelSettings) -> OtelTelemetry:
         sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
         shutdown_on_exit=False,
     )
-    processor, memory = _processor(settings)
     provider.add_span_processor(processor)
-    return OtelTelemetry(provider, capture_content=settings.capture_content, memory=memory)
+    return OtelTelemetry(provider, capture_content=settings.capture_content)
 
 
 def within(seconds: float, work: Callable[[], object]) -> None:
@@ -108,20 +105,15 @@ def within(seconds: float, work: Callable[[], object]) -> None:
     thread.join(seconds)
 
 
-def _processor(settings: OtelSettings) -> tuple[SpanProcessor, InMemorySpanExporter | None]:
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
-
-    if settings.exporter == "memory":
-        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-        memory = InMemorySpanExporter()
-        return SimpleSpanProcessor(memory), memory
+def _sending(settings: OtelSettings) -> SpanProcessor:
+    """Sends spans to the endpoint. Raises ConfigError for one that is no URL."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     exporter = OTLPSpanExporter(endpoint=_endpoint(settings), timeout=_SEND_SECONDS)
     # Encoding a batch holds up the event loop now and then, a small one for less than a millisecond.
     batch = int(os.environ.get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", _BATCH_SPANS))
-    return BatchSpanProcessor(exporter, max_export_batch_size=batch), None
+    return BatchSpanProcessor(exporter, max_export_batch_size=batch)
 
 
 def _endpoint(settings: OtelSettings) -> str | None:

@@ -13,6 +13,7 @@ import pytest
 from eventually import eventually
 from inline import InputHook, Notebook, provides
 from loopback import Box, box
+from traces_kit import Traces
 
 from appliance.plugin import Blocked, Call, CallRecord, Forbidden, Principal
 from appliance.storage import audit
@@ -228,17 +229,15 @@ async def test_what_it_uses_is_counted_to_the_caller_under_its_own_model(tmp_pat
 
 
 async def test_it_is_one_step_of_the_call_s_trace(tmp_path) -> None:
-    config = {"plugins": ["otel"], "plugin": {"otel": {"exporter": "memory"}}}
-    async with asking(tmp_path, config=config) as made:
-        telemetry = made.box.runtime.pipeline.telemetry
+    traces = Traces()
+    async with asking(tmp_path, config={"extra": {"traces": traces}}) as made:
         await made.chat()
-        spans = await eventually(lambda: [s for s in telemetry.finished if s.name in ("chat m", "rewrite")], 10)
-        (rewrite,) = [span for span in spans if span.name == "rewrite"]
-        (chat,) = [span for span in spans if span.name == "chat m"]
+        (chat,) = await eventually(lambda: [span for span in traces.spans if span.name == "chat m"], 10)
+        (rewrite,) = [span for span in traces.spans if span.name == "rewrite"]
         assert rewrite.parent.span_id == chat.context.span_id
         assert rewrite.attributes["gen_ai.request.model"] == "w"
         assert rewrite.attributes["gen_ai.usage.output_tokens"] == 1
-        (generate,) = [s for s in telemetry.finished if s.parent and s.parent.span_id == rewrite.context.span_id]
+        (generate,) = [s for s in traces.spans if s.parent and s.parent.span_id == rewrite.context.span_id]
         assert generate.name == "generate"
 
 
