@@ -147,7 +147,7 @@ class Upstream:
         """Send a request and return its response as soon as the head is there.
 
         It may reach the server twice, where a kept connection closes without an answer: ask only for what leaves the
-        same behind when it is done again, as all does that engines and the worker are asked.
+        same behind when it is done again, as generations do, and have a client of its own for anything else.
 
         ``content-type`` is application/json where there is a body and no header says otherwise.
 
