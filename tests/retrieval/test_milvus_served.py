@@ -125,12 +125,14 @@ async def test_more_rows_than_one_query_returns_are_all_there(store: MilvusStore
 
 
 async def test_a_caller_may_be_in_many_groups_and_a_filter_may_name_many_values(store: MilvusStore) -> None:
-    """Servers take no chain of conditions of any length."""
+    """As one chain, so many conditions take a server seconds to read."""
     rows = [chunk(i, readers=(f"group:{i}",), attributes={"n": i}) for i in range(3)]
     await store.upsert(COLLECTION, rows, vectors(*[(1, 0)] * 3))
-    scope = Scope(readers=tuple(f"group:{i}" for i in range(1, 120)))
-    assert sorted(await near(store, scope=scope)) == ["file-a:1", "file-a:2"]
-    many = tuple(range(2, 120))
+    scope = Scope(readers=tuple(f"group:{i}" for i in range(1, 1000)))
+    async with asyncio.timeout(4):
+        assert sorted(await near(store, scope=scope)) == ["file-a:1", "file-a:2"]
+    scope = Scope(readers=("group:1", "group:2"))
+    many = tuple(range(2, 258))
     for where, expected in (
         (Comparison(key="n", type="in", value=many), ["file-a:2"]),
         (Comparison(key="n", type="nin", value=many), ["file-a:1"]),
