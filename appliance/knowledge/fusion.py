@@ -8,31 +8,29 @@ ranks, where scores mean nothing: reciprocal rank fusion (Cormack, Clarke and BÃ
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 RRF_K = 60
-_T = TypeVar("_T", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Leg(Generic[_T]):
+class Leg:
     """What one leg found for one query: scores by item, best first.
 
     ``floor`` is the score of what it did not list: 0 where it listed all that it had, else the last of the list, since
     nothing left out can have had more.
     """
 
-    scores: Mapping[_T, float]
+    scores: Mapping[str, float]
     weight: float = 1.0
     floor: float = 0.0
 
 
-def fuse_scores(legs: Sequence[Leg[_T]]) -> dict[_T, float]:
+def fuse_scores(legs: Sequence[Leg]) -> dict[str, float]:
     """Fuse scores into scores from 0 to 1; 1 means the best of every leg."""
     highest = sum(leg.weight for leg in legs)
-    scores: defaultdict[_T, float] = defaultdict(float)
+    scores: defaultdict[str, float] = defaultdict(float)
     items = dict.fromkeys(item for leg in legs for item in leg.scores)
     for leg in legs:
         best = max(leg.scores.values(), default=0.0)
@@ -42,10 +40,10 @@ def fuse_scores(legs: Sequence[Leg[_T]]) -> dict[_T, float]:
     return {item: min(1.0, scores[item] / highest) for item in items} if highest else {}
 
 
-def fuse_ranks(legs: Sequence[Leg[_T]], k: int = RRF_K) -> dict[_T, float]:
+def fuse_ranks(legs: Sequence[Leg], k: int = RRF_K) -> dict[str, float]:
     """Fuse ranks into scores from 0 to 1; 1 means first in every leg."""
     highest = sum(leg.weight for leg in legs) / (k + 1)
-    scores: defaultdict[_T, float] = defaultdict(float)
+    scores: defaultdict[str, float] = defaultdict(float)
     for leg in legs:
         for rank, item in enumerate(leg.scores, start=1):
             scores[item] += leg.weight / (k + rank)

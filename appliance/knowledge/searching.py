@@ -279,7 +279,7 @@ def _scores(
     return fuse_ranks(legs) if search.fusion == "ranks" else fuse_scores(legs)
 
 
-def _leg(ranking: Ranking, weight: float, limit: int) -> Leg[str]:
+def _leg(ranking: Ranking, weight: float, limit: int) -> Leg:
     """A list that is shorter than it might be holds all there is."""
     floor = ranking[-1][1].score if len(ranking) >= limit else 0.0
     return Leg({hit.chunk.id: hit.score for _, hit in ranking}, weight, floor)

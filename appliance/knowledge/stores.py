@@ -10,8 +10,6 @@ from appliance.storage.database import Database
 from appliance.storage.tenancy import TenantSession
 from appliance.types import Scope
 
-PREFIX = "vs_"
-
 
 class StoreDirectory:
     """Turns what clients and configurations write into ids. Ids pass as they are: the search itself checks them."""
@@ -28,13 +26,13 @@ class StoreDirectory:
 
     async def resolve(self, scope: Scope, names: Sequence[str]) -> tuple[str, ...]:
         """Ids in the same order, each once. Raises NotFound for a name that no store within reach has."""
-        if all(name.startswith(PREFIX) for name in names):
+        if all(map(stores.is_ours, names)):
             return tuple(dict.fromkeys(names))
         async with self._database.tenant(scope.tenant, stores=scope.stores, write=False) as session:
             found: dict[str, None] = {}
             for name in names:
-                store = None if name.startswith(PREFIX) else await stores.by_name(session, name)
-                if store is None and not name.startswith(PREFIX):
+                store = None if stores.is_ours(name) else await stores.by_name(session, name)
+                if store is None and not stores.is_ours(name):
                     raise NotFound(
                         f"no vector store has the name or id {name[:64]!r}; GET /v1/vector_stores lists them",
                         param="vector_store_ids",

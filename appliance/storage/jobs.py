@@ -63,6 +63,11 @@ class Work:
         return self.job_id is None
 
 
+def queue(session: AsyncSession, row: StoreFile) -> None:
+    """A file of a store is to be indexed, as the version that its row names."""
+    session.add(Job(tenant=row.tenant, store_id=row.store_id, file_id=row.file_id, version=row.version))
+
+
 async def claim(session: AsyncSession, owner: str, limit: int, backend: str) -> list[Work]:
     """Take up to ``limit`` jobs, in turn. Jobs of stores that another vector store than ``backend`` holds wait."""
     query = (
@@ -77,7 +82,9 @@ async def claim(session: AsyncSession, owner: str, limit: int, backend: str) -> 
     claimed = []
     for job, file, upload, store, reindex in (await session.execute(turn)).all():
         job.owner, job.lease_expires, job.attempts = owner, now() + LEASE_SECONDS, job.attempts + 1
-        claimed.append(_work(job, file, upload, store, replaced=reindex == "building"))
+        claimed.append(
+            work_of(file, upload, store, job_id=job.id, attempts=job.attempts, replaced=reindex == "building")
+        )
     return claimed
 
 
@@ -100,15 +107,24 @@ def _claimable(backend: str) -> tuple[ColumnElement[bool], ...]:
     return *due_now, VectorStore.removing.is_(False), StoreFile.removing.is_(False), here(backend)
 
 
-def _work(job: Job, file: StoreFile, upload: File, store: VectorStore, *, replaced: bool) -> Work:
+def work_of(
+    file: StoreFile,
+    upload: File,
+    into: VectorStore | Reindex,
+    *,
+    job_id: int | None,
+    attempts: int,
+    replaced: bool = False,
+) -> Work:
+    """What is to be done for a file of a store, ``into`` its own collection or its second one."""
     return Work(
-        job_id=job.id,
-        tenant=job.tenant,
-        store_id=job.store_id,
-        file_id=job.file_id,
-        version=job.version,
+        job_id=job_id,
+        tenant=file.tenant,
+        store_id=file.store_id,
+        file_id=file.file_id,
+        version=file.version,
         status=file.status,
-        attempts=job.attempts,
+        attempts=attempts,
         attributes=file.attributes,
         readers=file.readers,
         chunk_size=file.chunk_size,
@@ -116,10 +132,10 @@ def _work(job: Job, file: StoreFile, upload: File, store: VectorStore, *, replac
         chunker=file.chunker,
         filename=upload.filename,
         media_type=upload.media_type,
-        embedder=store.embedder,
-        fingerprint=store.fingerprint,
-        collection=store.collection,
-        generation=store.generation,
+        embedder=into.embedder,
+        fingerprint=into.fingerprint,
+        collection=into.collection,
+        generation=into.generation,
         replaced=replaced,
     )
 

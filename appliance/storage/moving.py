@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert, literal, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.storage import reindexes
@@ -34,18 +34,8 @@ async def move(session: AsyncSession, store_id: str, backend: str) -> None:
 async def _queue_all(session: AsyncSession, store_id: str) -> None:
     """Every completed file is to be indexed again, as the same version."""
     completed = StoreFile.store_id == store_id, StoreFile.status == "completed", StoreFile.removing.is_(False)
-    columns = {
-        "tenant": StoreFile.tenant,
-        "store_id": StoreFile.store_id,
-        "file_id": StoreFile.file_id,
-        "version": StoreFile.version,
-        "attempts": literal(0),
-        "not_before": literal(0),
-        "lease_expires": literal(0),
-        "percent": literal(0),
-        "pages": literal(0),
-        "begun": literal(0),
-    }
-    await session.execute(insert(Job).from_select(list(columns), select(*columns.values()).where(*completed)))
+    columns = [StoreFile.tenant, StoreFile.store_id, StoreFile.file_id, StoreFile.version]
+    jobs = insert(Job).from_select([column.key for column in columns], select(*columns).where(*completed))
+    await session.execute(jobs)  # the other columns get what a new row has
     again = {"status": "in_progress", "chunks": 0, "usage_bytes": 0}
     await session.execute(update(StoreFile).where(*completed).values(**again))

@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from appliance.storage.ids import now, now_us
-from appliance.storage.jobs import Work
+from appliance.storage.jobs import Work, work_of
 from appliance.storage.placing import here
 from appliance.storage.tables import File, RebuiltFile, Reindex, StoreFile, VectorStore
 from appliance.storage.tables.documents import collection_name
@@ -113,12 +113,12 @@ async def dropped(session: AsyncSession, row: Reindex) -> None:
 # -- files -------------------------------------------------------------------------------------------------
 
 
-def _mine() -> ColumnElement[bool]:
+def _mine(generation: int | InstrumentedAttribute[int] = Reindex.generation) -> ColumnElement[bool]:
     """Joins a ``StoreFile`` to its row in the second collection."""
     return (
         (RebuiltFile.store_id == StoreFile.store_id)
         & (RebuiltFile.file_id == StoreFile.file_id)
-        & (RebuiltFile.generation == Reindex.generation)
+        & (RebuiltFile.generation == generation)
     )
 
 
@@ -169,33 +169,10 @@ def _begin(session: AsyncSession, file: StoreFile, reindex: Reindex, upload: Fil
             generation=reindex.generation,
             tenant=file.tenant,
             attempts=0,
-            not_before=0,
-            done=False,
-            chunks=0,
-            usage_bytes=0,
         )
         session.add(rebuilt)
     rebuilt.attempts += 1
-    return Work(
-        job_id=None,
-        tenant=file.tenant,
-        store_id=file.store_id,
-        file_id=file.file_id,
-        version=file.version,
-        status=file.status,
-        attempts=rebuilt.attempts,
-        attributes=file.attributes,
-        readers=file.readers,
-        chunk_size=file.chunk_size,
-        chunk_overlap=file.chunk_overlap,
-        chunker=file.chunker,
-        filename=upload.filename,
-        media_type=upload.media_type,
-        embedder=reindex.embedder,
-        fingerprint=reindex.fingerprint,
-        collection=reindex.collection,
-        generation=reindex.generation,
-    )
+    return work_of(file, upload, reindex, job_id=None, attempts=rebuilt.attempts)
 
 
 async def wanted(session: AsyncSession, work: Work) -> bool:
@@ -257,11 +234,7 @@ async def progress(session: AsyncSession, row: Reindex) -> Progress:
     """How far the second collection is. Costs about a microsecond for each file of the store."""
     files = select(func.count()).select_from(StoreFile)
     completed = (StoreFile.store_id == row.store_id, StoreFile.status == "completed", StoreFile.removing.is_(False))
-    mine = (
-        (RebuiltFile.store_id == StoreFile.store_id)
-        & (RebuiltFile.file_id == StoreFile.file_id)
-        & (RebuiltFile.generation == row.generation)
-    )
+    mine = _mine(row.generation)
     failed = RebuiltFile.error_code.is_not(None)
     total = await session.scalar(files.where(*completed))
     done = await session.scalar(files.join(RebuiltFile, mine).where(*completed, RebuiltFile.done))
@@ -320,8 +293,6 @@ async def _note_first(session: AsyncSession, store: VectorStore) -> None:
         "store_id": StoreFile.store_id,
         "file_id": StoreFile.file_id,
         "generation": literal(store.generation),
-        "attempts": literal(0),
-        "not_before": literal(0),
         "done": literal(True),
         "chunks": StoreFile.chunks,
         "usage_bytes": StoreFile.usage_bytes,
@@ -332,22 +303,18 @@ async def _note_first(session: AsyncSession, store: VectorStore) -> None:
 
 async def _take_second(session: AsyncSession, store_id: str, generation: int) -> None:
     """What is whole in the second collection is completed, with its figures; what failed there has failed."""
-    mine = (
-        RebuiltFile.store_id == StoreFile.store_id,
-        RebuiltFile.file_id == StoreFile.file_id,
-        RebuiltFile.generation == generation,
-    )
+    mine = _mine(generation)
 
     def of(column: InstrumentedAttribute[Any]) -> ScalarSelect[Any]:
-        return select(column).where(*mine).scalar_subquery()
+        return select(column).where(mine).scalar_subquery()
 
     files = update(StoreFile).where(StoreFile.store_id == store_id).execution_options(synchronize_session=False)
     figures = {"chunks": of(RebuiltFile.chunks), "usage_bytes": of(RebuiltFile.usage_bytes)}
     reason = {"error_code": of(RebuiltFile.error_code), "error_message": of(RebuiltFile.error_message)}
     settled = StoreFile.status.in_(("completed", "failed"))
-    whole_ = files.where(settled, exists().where(*mine, RebuiltFile.done))
+    whole_ = files.where(settled, exists().where(mine, RebuiltFile.done))
     await session.execute(whole_.values(status="completed", error_code=None, error_message=None, **figures))
-    failed = files.where(StoreFile.status == "completed", exists().where(*mine, RebuiltFile.error_code.is_not(None)))
+    failed = files.where(StoreFile.status == "completed", exists().where(mine, RebuiltFile.error_code.is_not(None)))
     await session.execute(failed.values(status="failed", **figures, **reason))
     await session.execute(
         delete(RebuiltFile).where(RebuiltFile.store_id == store_id, RebuiltFile.generation == generation)

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import Forbidden, NotFound
 from appliance.knowledge.filters import Filter
-from appliance.storage import files, paging, stores
+from appliance.storage import files, jobs, paging, stores
 from appliance.storage.attributes import condition
 from appliance.storage.ids import now_us
 from appliance.storage.placing import here
@@ -73,7 +73,7 @@ async def attach(
     await session.flush()
     if not access.public:
         await session.execute(update(File).where(File.id == file_id).values(restricted=True))
-    session.add(Job(store_id=store_id, file_id=file_id, version=moment, attempts=0, not_before=0, lease_expires=0))
+    jobs.queue(session, row)
     await stores.touch(session, [store.id])
     return row
 
@@ -161,24 +161,14 @@ async def settled(session: AsyncSession, store_id: str) -> tuple[Sequence[Whole]
     rows = (await session.execute(select(*columns).where(StoreFile.store_id == store_id))).all()
     whole = [(file_id, version, chunks) for file_id, version, chunks, status, _ in rows if status == "completed"]
     busy = {file_id for file_id, _, _, status, removing in rows if status == "in_progress" or removing}
-    jobs = await session.scalars(select(Job.file_id).where(Job.store_id == store_id))
-    return whole, busy | set(jobs)
+    queued = await session.scalars(select(Job.file_id).where(Job.store_id == store_id))
+    return whole, busy | set(queued)
 
 
 async def index_again(session: AsyncSession, row: StoreFile) -> None:
     """Queue a completed file anew, as the same version."""
     row.status, row.chunks, row.usage_bytes = "in_progress", 0, 0
-    session.add(
-        Job(
-            tenant=row.tenant,
-            store_id=row.store_id,
-            file_id=row.file_id,
-            version=row.version,
-            attempts=0,
-            not_before=0,
-            lease_expires=0,
-        )
-    )
+    jobs.queue(session, row)
 
 
 async def begin_removal_of_all(session: AsyncSession, store_id: str) -> None:

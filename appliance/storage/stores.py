@@ -195,9 +195,9 @@ async def every(session: AsyncSession) -> Sequence[VectorStore]:
     return (await session.scalars(select(VectorStore))).all()
 
 
-def is_ours(collection: str) -> bool:
-    """Whether a collection of this name could be a store's."""
-    return collection.startswith(_PREFIX)
+def is_ours(name: str) -> bool:
+    """Whether this could be a store's id, or the name of a collection of one."""
+    return name.startswith(_PREFIX)
 
 
 def store_of(collection: str) -> str:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from appliance.knowledge.sources.patterns import is_plain, name_fits, parts_of
-from appliance.knowledge.sources.source import Entry, Fetched, Listing, SourceError
+from appliance.knowledge.sources.source import MAX_NAME, Entry, Fetched, Listing, SourceError
 from appliance.storage.blobs import BlobWriter
 
 log = logging.getLogger("appliance.sources")
 _READ_BYTES = 1 << 20
-_MAX_NAME = 255
 OUTSIDE = "leads out of the folder by a link; put the document into it"
 
 
@@ -55,7 +54,7 @@ class FolderSource:
                 raise SourceError(f"cannot be read ({error.strerror}); check the disk it is on") from None
             if _version(after) != _version(before) or writer.size != before.st_size:
                 raise SourceError("changed while it was read; the next sync takes it")
-        return Fetched(_version(before), key[-_MAX_NAME:], guess_type(key)[0])
+        return Fetched(_version(before), key[-MAX_NAME:], guess_type(key)[0])
 
     async def aclose(self) -> None:
         """Nothing is held."""

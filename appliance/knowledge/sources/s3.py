@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from appliance.errors import ConfigError
 from appliance.knowledge.sources.patterns import fits, parts_of
-from appliance.knowledge.sources.source import Entry, Fetched, Listing, SourceError
+from appliance.knowledge.sources.source import MAX_NAME, Entry, Fetched, Listing, SourceError
 from appliance.loopback import is_loopback
 from appliance.source_config import S3Config
 from appliance.storage.blobs import BlobWriter
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _PAGE = 1000
 _READ_BYTES = 1 << 20
-_MAX_NAME = 255
 
 
 class S3Source:
@@ -66,7 +65,7 @@ class S3Source:
                 await writer.write(bytes(piece))
         except (BaseError, OSError) as error:
             raise SourceError(f"cannot be read: {_reason(error)}") from None
-        return Fetched(version, key[-_MAX_NAME:], guess_type(key)[0])
+        return Fetched(version, key[-MAX_NAME:], guess_type(key)[0])
 
     async def aclose(self) -> None:
         """The client closes its connections by itself."""

@@ -10,6 +10,8 @@ from appliance.storage.blobs import BlobWriter
 
 MAX_KEY = 1024
 """The longest key, in characters."""
+MAX_NAME = 255
+"""The longest name of a file, in characters; of longer ones the end is kept."""
 
 
 class SourceError(ApplianceError):

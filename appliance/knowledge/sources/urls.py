@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 import msgspec
 
 from appliance.egress import Egress, EgressError, egress_hosts, host_of, parsed
-from appliance.knowledge.sources.source import Entry, Fetched, Listing, SourceError
+from appliance.knowledge.sources.source import MAX_NAME, Entry, Fetched, Listing, SourceError
 from appliance.storage.blobs import BlobWriter
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _MAX_REDIRECTS = 5
 _SECONDS = 60.0
-_MAX_NAME = 255
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -116,7 +115,7 @@ def _fetched(url: str, response: httpx2.Response) -> Fetched:
     return Fetched(
         version=msgspec.json.encode(validators).decode() if validators.headers() else "",
         filename=_filename(url, media_type),
-        media_type=media_type[:_MAX_NAME] if media_type else None,
+        media_type=media_type[:MAX_NAME] if media_type else None,
     )
 
 
@@ -128,4 +127,4 @@ def _filename(url: str, media_type: str | None) -> str:
     suffix = mimetypes.guess_extension(bare) if bare not in ("", "text/plain", "application/octet-stream") else None
     if suffix and mimetypes.guess_type(name)[0] != bare:
         name += suffix
-    return "".join(letter for letter in name if letter.isprintable())[-_MAX_NAME:]
+    return "".join(letter for letter in name if letter.isprintable())[-MAX_NAME:]
