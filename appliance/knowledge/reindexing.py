@@ -204,17 +204,22 @@ class Reindexer:
         if self._resting.get(store_id, 0.0) > time.monotonic():
             step.close()
             return
-        self._resting[store_id] = time.monotonic() + _RETRY_SECONDS  # should it fail
+        self._resting[store_id] = time.monotonic() + _RETRY_SECONDS  # nobody else begins it meanwhile
+        rest = _RETRY_SECONDS
         try:
             await step
+            rest = 0.0
         except ApplianceError as error:
             log.warning("vector store %s: changing its embedding model waits: %s", store_id, error)
         except Exception:
             log.exception("vector store %s: changing its embedding model failed and is tried again", store_id)
-        else:
-            self._resting.pop(store_id, None)
+        self._resting[store_id] = time.monotonic() + rest
 
     async def _switch(self, store_id: str) -> None:
+        async with self._database.session(write=False) as session:
+            row = await reindexes.find(session, store_id)
+        if row is not None:
+            await self._backend.count(row.collection)  # while this one rests no work begins: it has to answer first
         async with self._ingestor.changes.paused(store_id):
             async with self._database.session(write=False) as session:
                 if store_id not in await reindexes.whole(session, self._fingerprints, self._backend.name):

@@ -73,9 +73,11 @@ class Sources:
 
     async def _advance(self, wanted: SourceConfig) -> None:
         async with self._locks[wanted.name]:
-            self._resting[wanted.name] = time.monotonic() + _RETRY_SECONDS  # should it fail
-            await self._one(wanted, SyncOrder()).advance()
-            self._resting.pop(wanted.name, None)
+            try:
+                await self._one(wanted, SyncOrder()).advance()
+            except Exception:
+                self._resting[wanted.name] = time.monotonic() + _RETRY_SECONDS
+                raise
 
     def _one(self, wanted: SourceConfig, order: SyncOrder) -> Sync:
         return Sync(

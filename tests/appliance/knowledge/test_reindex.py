@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 
 import msgspec
@@ -432,6 +433,24 @@ async def test_a_store_that_cannot_let_go_of_its_earlier_collection_is_asked_onc
     await made.knowledge._reindexer.advance()
     assert (await made.status(failing)).reindex.status == "dropping"
     assert sorted(asked) == sorted([failing, other])
+
+
+async def test_a_store_that_does_not_answer_is_not_switched_and_keeps_no_work_from_beginning(made, monkeypatch) -> None:
+    store, _ = await filled(made, 1)
+    hold(made, "new")
+    await made.begin(store)
+    await held(made, "new")
+
+    async def down(_: str) -> int:
+        raise RetrievalUnavailable("down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.backend, "count", down)
+        async with asyncio.timeout(20), made.knowledge._ingestor._under_way.claiming:
+            with pytest.raises(RetrievalUnavailable):
+                await made.knowledge._reindexer._switch(store)
+    made.embedders["new"].release()
+    await made.served_by(store, "new")
 
 
 async def test_damage_in_a_second_collection_is_found_and_mended(made) -> None:
