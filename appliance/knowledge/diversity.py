@@ -13,20 +13,25 @@ from collections.abc import Sequence
 
 from appliance.types import Passage
 
+COMPARED = 100
+"""Of the best passages, which are compared with each other, and both legs of one query find no more by default.
+
+All that 16 queries find would take seconds, in which nobody else is answered.
+"""
 _WORD = re.compile(r"\w+")
 
 
 def diverse(passages: Sequence[Passage], count: int, diversity: float) -> list[Passage]:
-    """The first ``count`` passages in the new order, the rest behind them as it was.
+    """The first ``count`` passages in the new order, the rest behind them as it was, and what comes after ``COMPARED``.
 
     ``diversity`` is 1 - lambda of the paper: 0 keeps the order, 1 looks at nothing but the likeness. The best passage
     stays first; scores stay as they are.
     """
     if diversity <= 0 or not passages:
         return list(passages)
-    words = [frozenset(_WORD.findall(passage.text.lower())) for passage in passages]
-    likeness = [0.0] * len(passages)
-    rest, chosen = dict.fromkeys(range(len(passages))), [0]
+    words = [frozenset(_WORD.findall(passage.text.lower())) for passage in passages[:COMPARED]]
+    likeness = [0.0] * len(words)
+    rest, chosen = dict.fromkeys(range(len(words))), [0]
     del rest[0]
     while rest and len(chosen) < count:
         latest = words[chosen[-1]]
@@ -35,7 +40,7 @@ def diverse(passages: Sequence[Passage], count: int, diversity: float) -> list[P
         best = max(rest, key=lambda i: (1 - diversity) * passages[i].score - diversity * likeness[i])
         chosen.append(best)
         del rest[best]
-    return [passages[i] for i in (*chosen, *rest)]
+    return [*(passages[i] for i in (*chosen, *rest)), *passages[COMPARED:]]
 
 
 def _cosine(a: frozenset[str], b: frozenset[str]) -> float:

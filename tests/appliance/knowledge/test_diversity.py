@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.knowledge.diversity import diverse
+from appliance.knowledge.diversity import COMPARED, diverse
 from appliance.types import Passage
 
 
@@ -39,6 +39,13 @@ def test_behind_those_that_are_asked_for_the_rest_keeps_its_order() -> None:
 @pytest.mark.parametrize("text", ["", "!?"])
 def test_a_passage_without_words_is_like_nothing(text: str) -> None:
     assert order([passage("a", "x", 1.0), passage("b", text, 0.5), passage("c", text, 0.4)]) == ["a", "b", "c"]
+
+
+def test_C14_only_the_best_are_compared_so_that_late_pages_of_many_queries_cost_no_more() -> None:
+    found = [passage(str(i), "x" if i < COMPARED - 1 else f"y{i}", 1 - i / 1000) for i in range(COMPARED + 50)]
+    ordered = order(found, count=COMPARED + 50, diversity=1.0)
+    assert ordered[:3] == ["0", str(COMPARED - 1), "1"], "the only other one among the best"
+    assert ordered[COMPARED:] == [str(i) for i in range(COMPARED, COMPARED + 50)]
 
 
 @given(st.lists(st.text("ab ", max_size=8), max_size=12), st.integers(0, 15), st.floats(0, 1))
