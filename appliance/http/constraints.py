@@ -15,6 +15,8 @@ MAX_BYTES = 256 * 1024
 """A constraint as JSON; the largest real schemas have tens of kilobytes."""
 MAX_PATTERN = 4096
 """Characters of a regular expression."""
+MAX_PATTERNS = 64 * 1024
+"""Characters of all regular expressions of a request: looking at 7 MB of them would hold up everybody for 5 seconds."""
 MAX_EXPANDED = 50_000
 """Characters of a regular expression whose counts are written out, as automata have it: ``(a{9}){9}`` are 81."""
 MAX_EMPTY = 48
@@ -70,6 +72,7 @@ def check_constraints(
                 f"structured_outputs: {name[:40]!r} is not known; known are {', '.join(STRUCTURED)}",
                 param=f"structured_outputs.{name[:40]}",
             )
+    characters = 0
     for param, value in (
         ("response_format", response_format),
         ("structured_outputs", structured),
@@ -82,7 +85,13 @@ def check_constraints(
             raise BadRequest(f"{param} is over {MAX_BYTES} bytes; send a smaller one", param=param)
         objects = list(_objects(_read(value) if param == "structured_outputs" else value))
         _check_properties(objects, param)
-        _check_patterns(list(_patterns(objects)), param)
+        patterns = list(_patterns(objects))
+        characters += sum(map(len, patterns))
+        if characters > MAX_PATTERNS:
+            raise BadRequest(
+                f"{param}: the regular expressions of the request are over {MAX_PATTERNS} characters", param=param
+            )
+        _check_patterns(patterns, param)
 
 
 def _read(structured: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -274,6 +274,14 @@ async def test_C7_schemas_of_tools_have_the_same_bounds_on_every_chat_route(box,
         assert not b.engine.diaries
 
 
+async def test_C7_C14_regular_expressions_are_bounded_together_before_one_is_looked_at(box):
+    schemas = [{"properties": {f"p{i}": {"pattern": "a{1}" * 1000} for i in range(6)}} for _ in range(3)]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}} for schema in schemas]
+    async with box() as b:
+        assert (await b.chat(tools=tools[:2])).status_code == 200
+        assert "65536 characters" in assert_openai_error(await b.chat(tools=tools), 400, "tools[2]")["message"]
+
+
 async def test_too_many_tokens_are_refused_in_the_words_of_each_route(box):
     fields = {"/v1/chat/completions": "max_completion_tokens", "/v1/responses": "max_output_tokens"}
     async with box(config={"limits": {"max_completion_tokens": 50}}) as b:
