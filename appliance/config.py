@@ -317,7 +317,7 @@ def parse(text: str, *, folder: Path, environ: Mapping[str, str] = os.environ) -
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"the configuration is not YAML: {_one_line(error)}") from None
+        raise ConfigError(f"the configuration is not YAML: {_yaml_problem(error, text)}") from None
     except RecursionError:
         raise ConfigError("the configuration is nested too deep") from None
     except ValueError as error:
@@ -408,6 +408,18 @@ def _retyped(filled: str, template: str) -> Any:
     except (yaml.YAMLError, ValueError):
         return filled
     return value if isinstance(value, int | float) else filled
+
+
+def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
+    """Place, problem and the fix of what is written most often; PyYAML's own text is several lines with arrows."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return _one_line(error)
+    mark = error.problem_mark
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    hint = "; put ${...} within { } or [ ] into quotes" if "${" in line else ""
+    hint = hint or ("; indent with spaces" if line[mark.column : mark.column + 1] == "\t" else "")
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{hint}"
 
 
 def _one_line(error: Exception) -> str:

@@ -69,9 +69,10 @@ def _refuse_unlisted(command: str) -> None:
     from appliance.plugins import plugin_with_command
 
     if plugin := plugin_with_command(command):
+        # Commands that need no configuration, as login, run where there is none.
+        elsewhere = "" if _option(sys.argv, "--config") else f", or run it in a folder without {DEFAULT_CONFIG}"
         raise click.UsageError(
-            f"{command} is a command of the plugin {plugin}; list that under plugins in {_config_path()}, "
-            f"or run it in a folder without {DEFAULT_CONFIG}"
+            f"{command} is a command of the plugin {plugin}; list that under plugins in {_config_path()}{elsewhere}"
         )
 
 
@@ -86,6 +87,12 @@ def _option(arguments: list[str], name: str) -> str | None:
         if argument.startswith(f"{name}="):
             return argument.partition("=")[2]
     return None
+
+
+class Port(click.IntRange):
+    """Named in help and errors."""
+
+    name = "port number"
 
 
 @click.group(cls=Cli, epilog=examples("appliance serve", "appliance check --config appliance.yaml"))
@@ -110,9 +117,7 @@ cli.add_command(stores)
 )
 @config_option
 @click.option("--host", help="Address to listen on, in place of server.host.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), help="Port to listen on, in place of server.port; 0 takes a free one."
-)
+@click.option("--port", type=Port(0, 65535), help="Port to listen on, in place of server.port; 0 takes a free one.")
 @click.option("--replica", metavar="NAME", help="Name of this server, where several serve one data_dir.")
 def serve(config_path: Path, host: str | None, port: int | None, replica: str | None) -> None:
     """Start the models, then serve the API until Ctrl-C or SIGTERM."""

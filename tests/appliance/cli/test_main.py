@@ -174,7 +174,19 @@ def test_a_model_in_a_folder_that_is_not_there_fails_the_check(run, tmp_path, ki
 
 FAILURES = {
     "missing": (None, "error: appliance.yaml does not exist; write it or name another with --config"),
-    "no yaml": ("a: [", "error: the configuration is not YAML"),
+    "no yaml": (
+        "a: [b\nc: d",
+        "error: the configuration is not YAML: line 2, column 2: expected ',' or ']', but got ':'",
+    ),
+    "a tab": (
+        "a:\n\tb: c",
+        "error: the configuration is not YAML: line 2, column 1: found character '\\t' that cannot",
+    ),
+    "bare variable in braces": (
+        "server: {port: ${env.PORT}}",
+        "error: the configuration is not YAML: line 1, column 17: expected ',' or '}', but got '{'; put ${...} within",
+    ),
+    "no text": ("a: \x01", "error: the configuration is not YAML: unacceptable character"),
     "unknown key": ("sever: {}", "error: top level: object contains unknown field `sever`; did you mean server?"),
     "missing plugin": ("plugins: [nosuch]", "error: plugins: nosuch is not installed"),
     "unknown engine": (
@@ -282,6 +294,7 @@ def test_a_wrong_command_or_option_is_a_usage_error(run):
         code, _, err = run(*arguments)
         assert code == 2
         assert "Error: " in err
+    assert "'http' is not a valid port number" in err
 
 
 def test_the_process_ends_with_that_code_too(tmp_path):
