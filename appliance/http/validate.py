@@ -27,6 +27,8 @@ from appliance.wire import (
 _TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 MAX_STOP = 16
 MAX_PARTS = 2048
+MAX_ALL_PARTS = 16_384
+"""Parts and tool calls of all messages: each is looked at several times, 280,000 of them for 4 seconds."""
 MAX_TOKEN_IDS = 4096
 MAX_PROMPT = 1_000_000
 """Entries of a prompt that is an array: texts, token arrays or token ids."""
@@ -115,6 +117,8 @@ def _check_messages(messages: list[Message], tools: list[dict[str, Any]] | None,
         raise BadRequest("messages must hold at least one message", param="messages")
     if len(messages) > limits.max_messages:
         raise BadRequest(f"messages holds more than {limits.max_messages} (limits.max_messages)", param="messages")
+    if sum(map(_parts, messages)) > MAX_ALL_PARTS:
+        raise BadRequest(f"messages hold more than {MAX_ALL_PARTS} parts and tool calls together", param="messages")
     for i, message in enumerate(messages):
         _check_message(message, f"messages[{i}]")
     if tools is not None and len(tools) > limits.max_tools:
@@ -122,6 +126,10 @@ def _check_messages(messages: list[Message], tools: list[dict[str, Any]] | None,
     check_depth(tools, "tools")
     for i, tool in enumerate(tools or []):
         _check_tool(tool, f"tools[{i}]")
+
+
+def _parts(message: Message) -> int:
+    return (len(message.content) if isinstance(message.content, list) else 0) + len(message.tool_calls or ())
 
 
 def _check_message(message: Message, where: str) -> None:

@@ -14,6 +14,8 @@ from appliance.wire import ContentPart, FunctionCall, ImageUrl, Message, ToolCal
 
 MAX_ITEMS = 4096
 MAX_PARTS = 2048
+MAX_ALL_PARTS = 16_384
+"""Of all new items, as of all messages of a chat."""
 MAX_ID = 64
 """Characters of an item's id, which clients may choose."""
 _ROLES = ("user", "assistant", "system", "developer")
@@ -29,6 +31,9 @@ def read_input(raw: str | Sequence[Any] | None, where: str = "input") -> list[di
         raw = [{"role": "user", "content": raw}]
     if len(raw) > MAX_ITEMS:
         raise BadRequest(f"{where} holds more than {MAX_ITEMS} items; send less", param=where)
+    contents = (item.get("content") for item in raw if isinstance(item, dict))
+    if sum(len(content) for content in contents if isinstance(content, list)) > MAX_ALL_PARTS:
+        raise BadRequest(f"{where} holds more than {MAX_ALL_PARTS} parts together; join them", param=where)
     items = [_item(item, f"{where}[{i}]") for i, item in enumerate(raw)]
     _check_ids(items, where)
     return items

@@ -13,6 +13,7 @@ from appliance.http.forms import label
 from appliance.http.validate import check_chat, check_completion, check_embedding
 from appliance.knowledge.filters import parse_filter
 from appliance.knowledge.framing import neutral
+from appliance.responses.items import read_input
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, check_depth, decoder
 
 
@@ -75,6 +76,7 @@ def test_f4_a_file_name_holds_nothing_invisible(name):
 
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}] * 2_000
 HUGE = {
     "response_format": {"response_format": {"a": [[]] * 60_000}},
     "tools": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1] * 60_000}}}]},
@@ -91,6 +93,25 @@ def test_c14_a_million_small_values_are_refused_before_they_hold_up_others(param
     with pytest.raises(BadRequest, match="more than") as refused:
         check_chat(request, LimitsConfig())
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("many", [{"content": [{"type": "text", "text": "a"}] * 2_000}, {"tool_calls": CALLS}])
+def test_c14_parts_of_all_messages_are_bounded_together(many):
+    body = {"model": "m", "messages": [{"role": "assistant", **many}] * 9}
+    request = decoder(ChatRequest)(json.dumps(body).encode())
+    with pytest.raises(BadRequest, match="16384 parts and tool calls together") as refused:
+        check_chat(request, LimitsConfig())
+    assert refused.value.param == "messages"
+    request.messages = request.messages[:8]
+    check_chat(request, LimitsConfig())
+
+
+def test_c14_parts_of_all_items_are_bounded_together():
+    item = {"role": "user", "content": [{"type": "input_text", "text": "a"}] * 2_000}
+    with pytest.raises(BadRequest, match="16384 parts together") as refused:
+        read_input([item] * 9)
+    assert refused.value.param == "input"
+    assert len(read_input([item] * 8)) == 8
 
 
 def test_c14_prompts_and_inputs_of_millions_of_tokens_are_refused():
