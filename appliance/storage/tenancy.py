@@ -101,13 +101,19 @@ def _shown(readers: frozenset[str] | None) -> list[ExecutableOption]:
 
 
 def _shared_anywhere(table: Any, names: Collection[str]) -> Exists:
-    return exists().where(FileReader.file_id == table.id, FileReader.reader.in_(names))
+    return exists().where(FileReader.file_id == table.id, _is_one_of(names))
 
 
 def _shared(table: Any, names: Collection[str] | BindParameter[Any]) -> Exists:
-    return exists().where(
-        FileReader.store_id == table.store_id, FileReader.file_id == table.file_id, FileReader.reader.in_(names)
-    )
+    return exists().where(FileReader.store_id == table.store_id, FileReader.file_id == table.file_id, _is_one_of(names))
+
+
+def _is_one_of(names: Collection[str] | BindParameter[Any]) -> ColumnElement[bool]:
+    """Whether a reader's name is one of these. As the name alone, SQLite would look up each of them for each file.
+
+    Of 20,000 files and 500 groups that took 4 seconds, where reading the files' own readers takes 20 ms.
+    """
+    return FileReader.reader.concat("").in_(names)
 
 
 def shared_with(readers: BindParameter[Any]) -> ColumnElement[bool]:
