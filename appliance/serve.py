@@ -103,7 +103,7 @@ async def _serve(runtime: Runtime, listener: socket.socket, began: float) -> Non
             gc.freeze()
             port, seconds = listener.getsockname()[1], time.monotonic() - began
             listening = runtime.context.front.listening
-            click.echo(banner(runtime.config, port, seconds, guarded=runtime.pipeline.guarded, listening=listening))
+            _say(banner(runtime.config, port, seconds, guarded=runtime.pipeline.guarded, listening=listening))
             await serving
     finally:
         server.should_exit = True
@@ -140,7 +140,7 @@ class _Server(uvicorn.Server):
         """Readiness goes first; running answers get ``server.shutdown_grace`` seconds."""
         if not self._runtime.draining:
             grace = self._runtime.config.server.shutdown_grace
-            click.echo(f"stopping; running answers get up to {grace:.0f} s")
+            _say(f"stopping; running answers get up to {grace:.0f} s")
         self._runtime.drain()
         # Not uvicorn's own: it would raise the signal again at the end and skip what is still to be stopped.
         self.force_exit = self.should_exit and sig == signal.SIGINT
@@ -167,17 +167,27 @@ async def _tell(runtime: Runtime) -> None:
     """One line a part when it is ready, and one every ten seconds about what is awaited."""
     began = time.monotonic()
     waiting = list(runtime.unready())
-    click.echo(f"starting {', '.join(waiting) or 'the server'} ...")
+    _say(f"starting {', '.join(waiting) or 'the server'} ...")
     while waiting:
         await asyncio.sleep(0.5)
         seconds = time.monotonic() - began
         still = [name for name in runtime.unready() if name in waiting]
         for name in waiting:
             if name not in still:
-                click.echo(f"  {name} is ready after {seconds:.0f} s")
+                _say(f"  {name} is ready after {seconds:.0f} s")
         if still and seconds % 10 < 0.5:
-            click.echo(f"  waiting for {', '.join(still)} ({seconds:.0f} s; logs in {runtime.context.log_dir})")
+            _say(f"  waiting for {', '.join(still)} ({seconds:.0f} s; logs in {runtime.context.log_dir})")
         waiting = still
+
+
+def _say(text: str) -> None:
+    """Tell on standard output; that nobody reads it keeps the server neither from serving nor from stopping."""
+    with suppress(OSError):  # as on a full disk
+        try:
+            click.echo(text)
+        except BrokenPipeError:  # what is still buffered would fail again at the end
+            with Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _check_exposure(runtime: Runtime) -> None:

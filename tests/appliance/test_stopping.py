@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -83,3 +85,17 @@ async def test_the_grace_is_one_and_begins_with_the_signal(tmp_path, monkeypatch
     finally:
         await runtime.stop()
     assert given == [pytest.approx(10, abs=10)]
+
+
+async def test_a_server_whose_output_nobody_reads_any_more_can_be_stopped(tmp_path, monkeypatch) -> None:
+    app, _ = build_app(tmp_path, None, None)
+    runtime = app.state.runtime
+    server = _Server(runtime, app)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", output)
+            server.handle_exit(signal.SIGTERM, None)
+        output.write("what is said later goes nowhere")
+    assert (server.should_exit, runtime.draining) == (True, True)
