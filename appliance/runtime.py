@@ -149,10 +149,13 @@ class Runtime:
     async def _warn_of_unknown_stores(self) -> None:
         """A bound store may still be made through the API, so a name that nobody has is no reason not to start."""
         directory = StoreDirectory(self.database)
+        coming = {(source.tenant, source.store) for source in self.config.retrieval.sources}  # made at the first look
         for tenant in self.config.auth.tenants or (ANONYMOUS.tenant,):
             for model in self.models.of(Principal(id="", tenant=tenant)):
                 try:
-                    await directory.resolve(Scope(tenant), model.vector_stores)
+                    await directory.resolve(
+                        Scope(tenant), [n for n in model.vector_stores if (tenant, n) not in coming]
+                    )
                 except NotFound as error:
                     log.warning("model %s names a store that tenant %s has not: %s", model.name, tenant, error)
 

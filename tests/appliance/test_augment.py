@@ -301,3 +301,16 @@ async def test_the_passages_of_the_retrieval_filter_are_what_the_model_sees(read
         answer = (await b.chat(tools=[SEARCH_TOOL])).json()
     assert PASSAGE.text not in message_text(request.messages[0])
     assert "annotations" not in answer["choices"][0]["message"]
+
+
+async def test_a_bound_store_that_nothing_will_make_is_warned_of_at_the_start(box, caplog) -> None:
+    models = [*CONFIG["models"], {"name": "both", "alias_of": "m", "vector_stores": ["manual", "handbook"]}]
+    source = {"name": "handbook", "store": "handbook", "folder": ".", "paths": ["none"], "every": 0}
+    config = {**CONFIG, "models": models, "retrieval": {"vector_store": "memory", "sources": [source]}}
+    async with box(None, config, scripted_embedder=ScriptedEmbedder()):
+        pass
+    assert (
+        "model both names a store that tenant default has not: no vector store has the name or id 'manual'"
+        in caplog.text
+    )
+    assert "'handbook'" not in caplog.text
