@@ -9,16 +9,27 @@ from typing import Annotated, Any, Literal
 import msgspec
 from litestar import Response
 
-from appliance.audit import Verdict
+from appliance.audit import Details, Verdict
 from appliance.errors import BadRequest
 from appliance.http.errors import as_request_error
-from appliance.http.requests import HttpRequest, Page, answer, listing, principal, query_of, runtime, tenant_session
+from appliance.http.requests import (
+    HttpRequest,
+    Page,
+    answer,
+    listing,
+    noted_readers,
+    principal,
+    query_of,
+    runtime,
+    tenant_session,
+)
 from appliance.storage import audit
 from appliance.storage.ids import time_of
 
 Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
 _MAX_PAGE = 1000
 _MAX_SEQ = 2**53
+_MOST_READERS = 100
 
 
 class AuditEventList(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,10 +77,18 @@ def reporting(handler: Handler, action: str) -> Handler:
             raise
         if request.method != "HEAD":  # which shows and changes nothing
             object_ = named or _made(response.content).id
-            await trail.done(caller, action, object_, {"store": store} if store and store != object_ else {})
+            details: Details = {"store": store} if store and store != object_ else {}
+            await trail.done(caller, action, object_, {**details, **_readers(request)})
         return response
 
     return reported
+
+
+def _readers(request: HttpRequest) -> Details:
+    found = noted_readers(request)
+    if len(found) <= _MOST_READERS:
+        return {"readers": found} if found else {}
+    return {"readers": found[:_MOST_READERS], "more_readers": len(found) - _MOST_READERS}
 
 
 def _named(request: HttpRequest) -> str | None:

@@ -8,7 +8,16 @@ from litestar import Response
 
 from appliance.errors import BadRequest
 from appliance.http.objects import AttachFile, CreateFileBatch
-from appliance.http.requests import HttpRequest, answer, listing, query_of, read_json, runtime, tenant_session
+from appliance.http.requests import (
+    HttpRequest,
+    answer,
+    listing,
+    note_readers,
+    query_of,
+    read_json,
+    runtime,
+    tenant_session,
+)
 from appliance.http.shown import file_batch_object, store_file_object
 from appliance.http.store_files import MemberPage, attribute_filter
 from appliance.http.vector_stores import (
@@ -39,7 +48,8 @@ async def create_batch(request: HttpRequest) -> Response[bytes]:
     async with tenant_session(request) as session:
         await check_fillable(session, request)
         for file, chunking in wanted.values():
-            await attach(session, store_id, file, chunking, accesses[file.file_id])
+            row = await attach(session, store_id, file, chunking, accesses[file.file_id])
+            note_readers(request, row.readers)
         batch = batches.add(session, store_id, list(wanted))
         await session.flush()
         found = file_batch_object(batch, await batches.counts(session, batch))

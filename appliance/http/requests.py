@@ -38,6 +38,16 @@ def principal(request: HttpRequest) -> Principal:
     return cast("Principal", request.scope["user"])
 
 
+def note_readers(request: HttpRequest, readers: Iterable[str]) -> None:
+    """Keep for the audit entry who may now see the documents that a request is about, as ``StoredChunk.readers``."""
+    request.scope["state"].setdefault("readers", set()).update(readers)
+
+
+def noted_readers(request: HttpRequest) -> list[str]:
+    """All of them, in order."""
+    return sorted(request.scope["state"].get("readers", ()))
+
+
 def any_model(caller: Principal, path: str) -> str:
     """What stands for "some model" where a body has not said which: one of the caller's own, if these are listed."""
     return min(caller.models) if caller.models else path

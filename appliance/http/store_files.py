@@ -21,6 +21,7 @@ from appliance.http.requests import (
     Page,
     answer,
     listing,
+    note_readers,
     principal,
     query_of,
     read_json,
@@ -68,6 +69,7 @@ async def attach_file(request: HttpRequest) -> Response[bytes]:
     async with tenant_session(request) as session:
         await check_fillable(session, request)
         row = await attach(session, store_id_of(request), body, chunking, access)
+        note_readers(request, row.readers)
     ingestion.wake()
     return answer(store_file_object(row, manages=session.sees_all))
 
@@ -96,7 +98,9 @@ async def update_store_file(request: HttpRequest) -> Response[bytes]:
     row = await _row(request)
     if not isinstance(body.access, UnsetType):
         await runtime(request).pipeline.authorize(principal(request), "access.manage", request.scope["path"])
-        await ingestion.set_access(row.store_id, row.file_id, access_of(body.access, request))
+        access = access_of(body.access, request)
+        await ingestion.set_access(row.store_id, row.file_id, access)
+        note_readers(request, access.readers)
     if not isinstance(body.attributes, UnsetType):
         await ingestion.set_attributes(row.store_id, row.file_id, body.attributes or {})
     return answer(await _shown(request))

@@ -31,6 +31,7 @@ from appliance.http.requests import (
     Page,
     answer,
     listing,
+    note_readers,
     principal,
     query_of,
     read_json,
@@ -84,7 +85,8 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
         session.add(row)
         await session.flush()
         for file_id in dict.fromkeys(body.file_ids or []):
-            await attach(session, row.id, AttachFile(file_id=file_id), chunking, access)
+            file = await attach(session, row.id, AttachFile(file_id=file_id), chunking, access)
+            note_readers(request, file.readers)
         found = await _object(session, row)
     ingestion.wake()
     return answer(found)

@@ -254,6 +254,36 @@ async def test_every_change_of_files_and_stores_is_recorded_before_it_is_acknowl
     assert {record.outcome for record in found} == {"success"}
 
 
+async def test_who_may_see_a_file_from_now_on_is_in_the_entry_of_whoever_said_so(served, client) -> None:
+    key, headers = await served.key()
+    file, store = await fill(client, headers)
+    members = f"/v1/vector_stores/{store}/files"
+
+    async def act(path: str, body) -> None:
+        reply = await client.post(path, headers=headers, json=body)
+        assert reply.status_code == 200, reply.text
+
+    named = {"users": [f"u{n:02}" for n in range(60)], "groups": [f"g{n:02}" for n in range(60)]}
+    await act(f"{members}/{file}", {"access": {"groups": ["hr"], "users": ["ann"]}})
+    await act(f"{members}/{file}", {"attributes": {"a": 1}})
+    await act(f"{members}/{file}", {"access": {"public": True}})
+    await act(f"{members}/{file}", {"access": named})
+    await act(members, {"file_id": file})
+    await act("/v1/vector_stores", {"file_ids": [file], "access": {"groups": ["hr"]}})
+    await act("/v1/vector_stores", {"access": {"groups": ["hr"]}})
+    found = [record for record in await served.records(principal=f"key:{key}") if record.action.startswith("stores.")]
+    many = [*(f"group:g{n:02}" for n in range(60)), *(f"user:u{n:02}" for n in range(40))]
+    assert [(r.action, r.details.get("readers"), r.details.get("more_readers")) for r in found[1:]] == [
+        ("stores.update_file", ["group:hr", "user:ann"], None),
+        ("stores.update_file", None, None),
+        ("stores.update_file", ["*"], None),
+        ("stores.update_file", many, 20),
+        ("stores.attach", many, 20),
+        ("stores.create", ["group:hr"], None),
+        ("stores.create", None, None),
+    ]
+
+
 async def test_a_change_that_fails_is_recorded_as_that(served, client) -> None:
     _, headers = await served.key()
     assert (await client.delete("/v1/vector_stores/none", headers=headers)).status_code == 404
