@@ -34,7 +34,7 @@ LEFT_OUT := $(addprefix tests/,appliance/audit appliance/cli appliance/knowledge
 # pip says hundreds of lines and then nothing for minutes: its output goes to a log, and a line a few seconds says how far it is.
 define install
 @log=$(VENV)/install.log; began=$$(date +%s); \
-$(PIP) install $(INDEX) $(LOCK) -e '$(1)' > $$log 2>&1 & pid=$$!; trap 'kill $$pid 2>/dev/null' INT TERM; \
+$(PIP) install --progress-bar off $(INDEX) $(LOCK) -e '$(1)' > $$log 2>&1 & pid=$$!; trap 'kill $$pid 2>/dev/null' INT TERM; \
 while kill -0 $$pid 2>/dev/null; do \
   sleep 1; now=$$(( $$(date +%s) - began )); \
   if [ $$(( now % 10 )) -eq 0 ]; then echo "  $$now s, $$(du -sh $(VENV) | cut -f1) in $(VENV): $$(tail -n 1 $$log | cut -c 1-70)"; fi; \

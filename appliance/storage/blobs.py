@@ -61,11 +61,11 @@ class BlobStore:
         return sum(_remove_if_stale(path) for path in self._temporary.glob("upload-*"))
 
     def ids(self, older_than: float) -> Iterator[str]:
-        """Ids of the blobs written more than so many seconds ago."""
+        """Ids of the blobs written more than so many seconds ago; what lies elsewhere is not ours to remove."""
         newest = time.time() - older_than
         for path in self._folder.glob("??/*"):
             with suppress(FileNotFoundError):
-                if path.stat().st_mtime < newest:
+                if path == self.path(path.name) and path.stat().st_mtime < newest:
                     yield path.name
 
 

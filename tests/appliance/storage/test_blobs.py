@@ -115,7 +115,10 @@ async def test_bytes_without_a_row_are_swept_once_they_are_old(blobs, tmp_path) 
     with blobs.writer() as writer:
         await writer.write(b"orphan")
         await writer.commit("file-orphan")
+    stray = blobs.path("file-orphan").with_name("somebody's")
+    stray.write_bytes(b"no blob lies here under such a name")
     assert await sweep_blobs(database, blobs) == 0
     assert await sweep_blobs(database, blobs, older_than=-1) == 1
     assert not blobs.path("file-orphan").exists()
+    assert stray.exists()
     await database.stop()
