@@ -28,8 +28,8 @@ COMMA := ,
 TWO := --numprocesses 2 --dist loadfile
 EXTRAS := documents,gguf,grpc,hf,login,milvus,oauth,onnx,onnx-export,otel,pgvector,postgres,prometheus,redis,s3,tesseract,urls
 
-# What test-fast leaves to make test, as it parses documents, signs in, or starts commands, databases and clients by the dozen.
-LEFT_OUT := $(addprefix tests/,appliance/audit appliance/cli appliance/knowledge appliance/test_serve.py auth/login auth/oauth clients retrieval)
+# What test-fast leaves to make test, as it parses documents, or starts commands, databases and clients by the dozen.
+LEFT_OUT := $(addprefix tests/,appliance/cli appliance/knowledge appliance/test_serve.py clients retrieval)
 
 # pip says hundreds of lines and then nothing for minutes: its output goes to a log, and a line a few seconds says how far it is.
 define install
@@ -87,7 +87,7 @@ test: test-deps $(VENV)/.test $(VENV)/.llamaindex $(VENV)/.s3 $(NPM) ## Run ever
 	$(call pytest,slow and not model,$(TWO) --no-loadscope-reorder)
 	$(call pytest,model)
 
-test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run most test functions once that are quick and need no model: some five minutes
+test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run most test functions once that are quick and need no model: under three minutes
 	$(BIN)/python -m pytest -m "not model and not slow" --sample 1 $(addprefix --ignore=,$(LEFT_OUT)) $(TWO)
 	@echo "make: left out, and run by make test: $(LEFT_OUT); all parameter sets but each test's first; what is slow or needs a model"
 

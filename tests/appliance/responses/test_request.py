@@ -104,15 +104,17 @@ def test_R14_allowed_tools_whose_names_are_no_texts_are_refused_and_not_compared
 
 
 def test_C12_narrowing_takes_a_time_that_grows_with_the_number_of_tools_alone() -> None:
-    times = []
-    for count in (1000, 8000):
+    def cost(count: int) -> float:
         tools = [{"type": "function", "name": f"tool{i}"} for i in range(count)]
         wanted = [{"type": "function", "name": f"other{i}"} for i in range(count)]
         found = chat_of(request(tools=tools, tool_choice={"type": "allowed_tools", "tools": wanted}), read_input("hi"))
         began = time.process_time()
         narrow_tools(found)
-        times.append(time.process_time() - began)
-    assert times[1] < 40 * times[0] + 0.05
+        return time.process_time() - began
+
+    # The least of three: a look for garbage may fall into one.
+    few, many = (min(cost(count) for _ in range(3)) for count in (1000, 8000))
+    assert many < 40 * few + 0.05
 
 
 @pytest.mark.parametrize(
