@@ -228,10 +228,8 @@ def text() -> str:
 
 
 def replaced(document: str) -> str:
-    """The document with the section as it ought to be."""
-    before, _, rest = document.partition(HEADING)
-    after = rest.partition("\n## ")[2]
-    return f"{before}{text()}\n## {after}"
+    """The document with the section, its last, as it ought to be."""
+    return document.partition(HEADING)[0] + text()
 
 
 if __name__ == "__main__":
