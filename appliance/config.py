@@ -321,7 +321,7 @@ def parse(text: str, *, folder: Path, environ: Mapping[str, str] = os.environ) -
     except RecursionError:
         raise ConfigError("the configuration is nested too deep") from None
     except ValueError as error:
-        raise ConfigError(f"the configuration holds a value that is none: {_one_line(error)}; quote it") from None
+        raise ConfigError(f"the configuration holds a value that is none: {error}; quote it") from None
     if raw is None:
         raw = {}
     if not isinstance(raw, dict):
@@ -361,7 +361,7 @@ def convert(raw: Any, type_: type[_T], where: str) -> _T:
         known = _known_keys(type_, message)
         raise ConfigError(f"{place}: {message[0].lower()}{message[1:]}{known}") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where or 'top level'}: {_one_line(error)}; see docs/configuration.md") from None
+        raise ConfigError(f"{where or 'top level'}: {error}; see docs/configuration.md") from None
 
 
 def _known_keys(type_: type[Any], message: str) -> str:
@@ -413,14 +413,10 @@ def _retyped(filled: str, template: str) -> Any:
 def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
     """Place, problem and the fix of what is written most often; PyYAML's own text is several lines with arrows."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return _one_line(error)
+        return str(error)
     mark = error.problem_mark
     lines = text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
     hint = "; put ${...} within { } or [ ] into quotes" if "${" in line else ""
     hint = hint or ("; indent with spaces" if line[mark.column : mark.column + 1] == "\t" else "")
     return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{hint}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

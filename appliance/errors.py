@@ -48,7 +48,10 @@ class ApplianceError(Exception):
 
 
 class ConfigError(ApplianceError):
-    """The configuration is wrong. The message names the YAML path and the fix."""
+    """The configuration is wrong. The message names the YAML path and the fix, in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))  # keys may hold line breaks, and so may what a library says
 
 
 class PluginError(ConfigError):

@@ -97,16 +97,16 @@ class Plugins:
             )
             raise PluginError(f"plugin {name} needs the Python package {error.name}; {hint}") from error
         except Exception as error:
-            raise PluginError(f"plugin {name} failed to import: {type(error).__name__}: {_one_line(error)}") from error
+            raise PluginError(f"plugin {name} failed to import: {type(error).__name__}: {error}") from error
         return plugin() if inspect.isclass(plugin) else plugin
 
     def _register(self, name: str, plugin: object) -> None:
         try:
             self._manager.register(plugin, name)
         except pluggy.PluginValidationError as error:
-            raise PluginError(f"plugin {name}: {_one_line(error)}; see docs/plugins.md for the hooks") from error
+            raise PluginError(f"plugin {name}: {error}; see docs/plugins.md for the hooks") from error
         except ValueError as error:
-            raise PluginError(f"plugin {name}: {_one_line(error)}") from error
+            raise PluginError(f"plugin {name}: {error}") from error
         self._refuse_async(name, plugin)
 
     def _refuse_async(self, name: str, plugin: object) -> None:
@@ -119,7 +119,7 @@ class Plugins:
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
-            raise PluginError(f"{_one_line(error)}; see docs/plugins.md for the hooks") from error
+            raise PluginError(f"{error}; see docs/plugins.md for the hooks") from error
 
     def _decode_settings(self, name: str, raw: Any) -> Any:
         type_ = self._ask(name, "appliance_settings")
@@ -140,7 +140,7 @@ class Plugins:
         except ApplianceError:
             raise
         except Exception as error:
-            raise PluginError(f"plugin {name}: {hook} raised {type(error).__name__}: {_one_line(error)}") from error
+            raise PluginError(f"plugin {name}: {hook} raised {type(error).__name__}: {error}") from error
         first = answer[0] if isinstance(answer, list) and answer else (None if isinstance(answer, list) else answer)
         if inspect.iscoroutine(first):
             first.close()
@@ -329,7 +329,3 @@ def _expect(value: object, type_: type, plugin: str, hook: str) -> None:
         raise PluginError(
             f"plugin {plugin}: {hook} returned {found}, which is no {type_.__name__}; see docs/plugins.md"
         )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -373,7 +373,8 @@ def searched_for(api: Any) -> None:
 def searched_within(api: Any) -> None:
     by_attributes(f"GET {STORE}/files")(api)
     wanted = {"type": "eq", "key": "n", "value": 7}
-    assert {hit["file_id"] for hit in found(api, filters=wanted)} == {api.known["file_id"]}
+    hits = found(api, filters=wanted)
+    assert {hit["file_id"] for hit in hits} == {api.known["file_id"]}, (hits, api.known)
     assert found(api, filters={**wanted, "value": 8}) == []
 
 

@@ -22,9 +22,11 @@ _HIDDEN = (
     .scalar_subquery()
 )
 _SEARCHED = select(VectorStore, _HIDDEN).where(VectorStore.id.in_(_STORE_IDS))
+# The table, not the entity: who may see a file in this store may, whatever another one that holds it says.
+_FILES = File.__table__
 _NAMED = (
-    select(StoreFile.store_id, StoreFile.file_id, File.filename)
-    .join(File, File.id == StoreFile.file_id)
+    select(StoreFile.store_id, StoreFile.file_id, _FILES.c.filename)
+    .join(_FILES, _FILES.c.id == StoreFile.file_id)
     .where(StoreFile.status == "completed", StoreFile.removing.is_(False))
     .where(StoreFile.store_id.in_(_STORE_IDS), StoreFile.file_id.in_(_FILE_IDS))
 )

@@ -255,6 +255,8 @@ def outcome(text: str) -> tuple[Config | None, str]:
 @settings(max_examples=300, deadline=None)
 @given(place=st.sampled_from(places(GOOD)), value=JUNK)
 @example(place=("data_dir",), value="a\0b")
+@example(place=("server",), value={"\n": None})
+@example(place=("data_dir",), value={"a\nb": "${env.NOT_THERE}"})
 @example(place=("models", 0, "options"), value={"a": "${env.X}"})
 def test_no_mutation_gives_anything_but_a_configuration_or_a_config_error(place, value):
     raw = changed(*place, to=value)

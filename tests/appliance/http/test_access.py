@@ -160,6 +160,16 @@ async def test_only_whoever_manages_access_may_change_it_or_pass_a_restricted_fi
     assert (await made.found("alice", other), await made.found("bob", other)) == ([file], [])
 
 
+async def test_a_file_that_another_store_has_for_few_is_found_where_it_is_for_all(made) -> None:
+    store, other = await made.store(), await made.store("manager", "board")
+    file = await made.add(store)
+    await made.post("manager", f"/vector_stores/{other}/files", file_id=file, access={"users": ["bob"]})
+    await made.indexed(other)
+    assert (await made.found("alice", store), await made.found("alice", other)) == ([file], [])
+    assert (await made.found("bob", store), await made.found("bob", other)) == ([file], [file])
+    assert (await made.clients["alice"].get(f"/files/{file}")).status_code == 404, "by itself it is for few"
+
+
 async def test_a_restricted_file_stays_restricted_when_it_leaves_its_store(made) -> None:
     store = await made.store()
     file = await made.add(store, access={"users": ["bob"]})
