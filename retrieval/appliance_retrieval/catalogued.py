@@ -29,7 +29,7 @@ from appliance.plugin import (
 )
 from appliance_retrieval.catalogue import Catalogue, Entry, Selection
 from appliance_retrieval.places import place_of
-from appliance_retrieval.unit_vectors import scaled
+from appliance_retrieval.unit_vectors import check_query, unit_rows
 
 _SUFFIX = ".db"
 _MOST_OPEN = 64
@@ -238,14 +238,10 @@ class CataloguedStore:
         async with self._using(collection) as found:
             if found is None:
                 return []
-            if len(vector) != 4 * found.dimensions:
-                raise Conflict(
-                    f"{collection} keeps vectors of {found.dimensions} numbers, not {len(vector) // 4};"
-                    " search with the embedder it was made with"
-                )
+            check_query(collection, found.dimensions, len(vector))
             if (selection := await _selection(found, scope, where)) is None:
                 return []
-            query = unit_rows(vector, found.dimensions)
+            query = unit_rows(vector, found.dimensions).tobytes()
             if not selection.fits_an_index:
                 return await asyncio.to_thread(found.nearest, selection, query, limit)
             keys = await self._index.nearest(collection, query, limit, selection)
@@ -287,13 +283,6 @@ def catalogue_folder(context: AppContext, plugin: str) -> Path:
     return context.data_dir.joinpath("catalogue", plugin, *own)
 
 
-def unit_rows(vectors: bytes, dimensions: int) -> bytes:
-    """Float32 rows scaled to length one; zero vectors stay zero."""
-    import numpy as np
-
-    return scaled(np.frombuffer(vectors, "<f4").reshape(-1, dimensions)).tobytes()
-
-
 def floats(vector: bytes) -> list[float]:
     """A float32 row as numbers."""
     import numpy as np
@@ -308,7 +297,7 @@ async def _selection(catalogue: Catalogue, scope: Scope, where: Filter | None = 
 
 
 def _put(catalogue: Catalogue, chunks: Sequence[StoredChunk], vectors: bytes) -> list[Entry]:
-    return catalogue.put(chunks, unit_rows(vectors, catalogue.dimensions))
+    return catalogue.put(chunks, unit_rows(vectors, catalogue.dimensions).tobytes())
 
 
 def _remove_files(catalogue: Catalogue, path: Path) -> None:

@@ -45,9 +45,10 @@ from appliance.plugin import (
 )
 from appliance_retrieval.milvus_database import MilvusDatabase, translated
 from appliance_retrieval.milvus_filter import EVERYTHING, literal, row_filter
-from appliance_retrieval.milvus_rows import make_rows, query_text, unit_rows
+from appliance_retrieval.milvus_rows import make_rows, query_text
 from appliance_retrieval.milvus_server import check_address
 from appliance_retrieval.places import place_of
+from appliance_retrieval.unit_vectors import unit_rows
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -173,7 +174,7 @@ class MilvusStore:
         self, collection: str, vector: bytes, *, limit: int, scope: Scope, where: Filter | None = None
     ) -> Sequence[Hit]:
         """Nearest chunks by cosine."""
-        condition, query = row_filter(scope, where), unit_rows(vector, len(vector) // 4)[0]
+        condition, query = row_filter(scope, where), unit_rows(vector, len(vector) // 4)[0].tolist()
         return await self._locked(collection, self._database.nearest, collection, query, condition, limit)
 
     async def search_text(

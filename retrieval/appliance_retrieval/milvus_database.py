@@ -25,6 +25,7 @@ from appliance_retrieval.milvus_lite_server import LiteServer
 from appliance_retrieval.milvus_rows import OUTPUT, chunk_of, index_configs, make_schema, mutable_fields
 from appliance_retrieval.milvus_server import check_server
 from appliance_retrieval.terms import search_terms
+from appliance_retrieval.unit_vectors import check_query
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -215,11 +216,7 @@ class MilvusDatabase:
         """The dense leg; ``vector`` has length one."""
         if not (dimensions := self._opened(collection)):
             return []
-        if len(vector) != dimensions:
-            raise Conflict(
-                f"{collection} keeps vectors of {dimensions} numbers, not {len(vector)};"
-                " search with the embedder it was made with"
-            )
+        check_query(collection, dimensions, 4 * len(vector))
         if self.lite:
             return _hits(self._index_of(self.lite, collection).nearest(vector, condition, limit))
         return self._search(collection, "dense", vector, condition, limit)

@@ -10,6 +10,7 @@ import msgspec
 from appliance.plugin import InvalidFile, Scalar, StoredChunk
 from appliance_retrieval.milvus_filter import attribute_fields, readers_text
 from appliance_retrieval.terms import BM25_B, BM25_K1, query_terms, search_terms
+from appliance_retrieval.unit_vectors import unit_rows
 
 MAX_BYTES = 65_535
 """Milvus' limit for one VARCHAR value, in UTF-8 bytes."""
@@ -67,18 +68,8 @@ def index_configs(dense: str) -> dict[str, dict[str, Any]]:
 
 def make_rows(chunks: Sequence[StoredChunk], vectors: bytes, dimensions: int) -> list[dict[str, Any]]:
     """Rows to write; ``vectors`` is float32 little-endian, row after row."""
-    units = unit_rows(vectors, dimensions)
+    units = unit_rows(vectors, dimensions).tolist()
     return [_row(chunk, unit) for chunk, unit in zip(chunks, units, strict=True)]
-
-
-def unit_rows(vectors: bytes, dimensions: int) -> list[list[float]]:
-    """Float32 rows scaled to length one; zero vectors stay zero."""
-    import numpy as np
-
-    matrix = np.frombuffer(vectors, "<f4").reshape(-1, dimensions)
-    lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
-    rows: list[list[float]] = (matrix / np.where(lengths > 0, lengths, 1)).tolist()
-    return rows
 
 
 def _row(chunk: StoredChunk, unit: list[float]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from appliance_retrieval.pgvector_sql import (
 )
 from appliance_retrieval.places import place_of
 from appliance_retrieval.terms import BM25_B, BM25_K1, query_terms
+from appliance_retrieval.unit_vectors import check_query
 
 _QUERY_TERMS = 500
 _SIZE_SECONDS = 10.0
@@ -160,11 +161,7 @@ class PgvectorStore:
         table = await self._database.find(stored(collection))
         if table is None:
             return []
-        if len(vector) != 4 * table.dimensions:
-            raise Conflict(
-                f"{collection} keeps vectors of {table.dimensions} numbers, not {len(vector) // 4};"
-                " search with the embedder it was made with"
-            )
+        check_query(collection, table.dimensions, len(vector))
         parameters = Parameters()
         distance = table.distance(parameters.bind(_array(vector), "vector"))
         statement = (

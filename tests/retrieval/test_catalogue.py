@@ -19,7 +19,8 @@ from appliance.testing.contracts.vector_store import chunk, vectors
 from appliance_retrieval import catalogue as module
 from appliance_retrieval import catalogued
 from appliance_retrieval.catalogue import Catalogue, Selection
-from appliance_retrieval.catalogued import CataloguedStore, unit_rows
+from appliance_retrieval.catalogued import CataloguedStore
+from appliance_retrieval.unit_vectors import unit_rows
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def made(path: Path) -> Catalogue:
 
 def put(catalogue: Catalogue, *chunks: StoredChunk) -> list[str]:
     rows = vectors(*((1, i) for i in range(len(chunks))))
-    return [entry.key for entry in catalogue.put(chunks, unit_rows(rows, 2))]
+    return [entry.key for entry in catalogue.put(chunks, unit_rows(rows, 2).tobytes())]
 
 
 def everything(path: Path) -> bytes:
@@ -65,7 +66,7 @@ def test_b10_no_two_sets_of_readers_or_attributes_share_a_label(made: Catalogue)
 def test_b5_what_an_index_finds_beside_the_selection_is_not_given_out(made: Catalogue) -> None:
     """Whatever an index says, the catalogue answers for what is seen now."""
     keys = put(made, chunk(0), chunk(1, readers=("user:1",)), chunk(2, tenant="other"), chunk(3, attributes={"k": 1}))
-    query = unit_rows(vectors((1, 0)), 2)
+    query = unit_rows(vectors((1, 0)), 2).tobytes()
     selection = made.select(Scope())
     assert selection is not None
     assert [hit.chunk.position for hit in made.hits([*keys, "unknown"], selection, query)] == [0, 3]
@@ -80,7 +81,7 @@ def test_b16_a_right_that_is_taken_away_is_gone_before_the_index_hears_of_it(mad
     assert before is not None
     made.set_readers("file-a", ("user:1",))
     assert made.select(Scope()) is None
-    assert made.hits([key], before, unit_rows(vectors((1, 0)), 2)) == []
+    assert made.hits([key], before, unit_rows(vectors((1, 0)), 2).tobytes()) == []
 
 
 def test_b15_a_deleted_document_leaves_no_bytes(made: Catalogue, path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_search_waits_for_no_thread_that_writes_and_sees_what_was_written_befo
     def found() -> list[list[int]]:
         selection = made.select(Scope())
         assert selection is not None
-        query = unit_rows(vectors((1, 0)), 2)
+        query = unit_rows(vectors((1, 0)), 2).tobytes()
         hits = [
             made.hits([key], selection, query),
             made.nearest(selection, query, 9),
