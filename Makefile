@@ -94,8 +94,8 @@ test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run most test functions once that
 fuzz: $(VENV)/.test ## Send CASES requests made from the OpenAPI document; SEED repeats a run
 	FUZZ_CASES=$(CASES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -s --numprocesses 0 -p no:randomly tests/fuzz
 
-kills: $(VENV)/.test ## Kill server and worker KILLS times while documents come in; KILLS_SEED repeats a run
-	KILLS=$(KILLS) $(BIN)/python -m pytest -q -s --numprocesses 0 tests/e2e/test_kills.py
+kills: $(VENV)/.test ## Kill server and worker KILLS times while documents come in, and after uploads; KILLS_SEED repeats a run
+	KILLS=$(KILLS) $(BIN)/python -m pytest -q -s --numprocesses 0 tests/e2e/test_kills.py tests/e2e/test_durable_uploads.py
 
 gates: $(VENV)/.test ## Format, lint, import rules, types, and the bare wheel
 	$(BIN)/ruff format --check .
