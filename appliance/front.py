@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from appliance.audit import ORIGIN, Origin
 from appliance.errors import PluginError, Unavailable
 from appliance.http.addresses import client_address, headers_of
+from appliance.http.repeats import check_repeated
 from appliance.http.request_id import request_id_of
 
 if TYPE_CHECKING:
@@ -101,12 +102,13 @@ class Front:
         """Who asks, if they may do ``action`` on ``asked.path``; for what has no route. ``None``: whoever is known.
 
         Raises:
-            Unauthenticated, Forbidden
+            Unauthenticated, Forbidden; InvalidCredentials, BadRequest: a header that may come once is there twice
         """
         _, pipeline, server = self._bound()
         scope = asked.scope()
         headers = headers_of(scope, server)
         ORIGIN.set(Origin(request_id_of(headers), client_address(scope, server)))
+        check_repeated(scope, headers, server, pipeline.trail)
         principal = await pipeline.authenticate(headers, asked.query)
         if action is not None:
             await pipeline.authorize(principal, action, asked.path)

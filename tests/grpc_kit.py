@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,14 @@ class GrpcBox:
         runtime: Runtime = self.app.state.runtime
         return runtime
 
-    def call(self, method: str, request: Any, service: str = "appliance.v1.Inference", key: str | None = None) -> Any:
+    def call(
+        self,
+        method: str,
+        request: Any,
+        service: str = "appliance.v1.Inference",
+        key: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> Any:
         """Begin a call, of whichever kind it is; a stream of requests is a list of them."""
         described = SERVICES[service].methods_by_name[method]
         takes = "stream" if described.client_streaming else "unary"
@@ -59,8 +66,8 @@ class GrpcBox:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=GetMessageClass(described.output_type).FromString,
         )
-        metadata = (("authorization", f"Bearer {key}"),) if key else ()
-        return begin(_sent(request), metadata=metadata, timeout=SECONDS)
+        credential = [("authorization", f"Bearer {key}")] if key else []
+        return begin(_sent(request), metadata=(*credential, *metadata), timeout=SECONDS)
 
 
 def empty(service: str, method: str) -> Any:
@@ -68,6 +75,21 @@ def empty(service: str, method: str) -> Any:
     described = SERVICES[service].methods_by_name[method]
     message = GetMessageClass(described.input_type)()
     return [message] if described.client_streaming else message
+
+
+async def outcome(call: Any) -> grpc.StatusCode:
+    """How a call ends, whichever kind it is; a stream is read up to its first message."""
+    try:
+        if hasattr(call, "__aiter__"):
+            await anext(aiter(call))
+            call.cancel()
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    except StopAsyncIteration:
+        return grpc.StatusCode.OK
+    return grpc.StatusCode.OK
 
 
 async def _first_key(app: Litestar) -> str:

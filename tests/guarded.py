@@ -113,11 +113,15 @@ def make_keys(app: Litestar) -> dict[str, str]:
         database = Database(app.state.runtime.config.database_url)
         await database.start()
         try:
-            store = KeyStore(database)
-            by_role = {role: (await store.create(name=role, roles=[role]))[1] for role in ROLES}
-            scoped = {s: (await store.create(name=s, roles=["admin"], scopes=[s]))[1] for s in SCOPES}
-            return by_role | {f"scope {scope}": text for scope, text in scoped.items()}
+            return await keys_in(KeyStore(database))
         finally:
             await database.stop()
 
     return asyncio.run(make())
+
+
+async def keys_in(store: KeyStore) -> dict[str, str]:
+    """The keys that ``make_keys`` tells of."""
+    by_role = {role: (await store.create(name=role, roles=[role]))[1] for role in ROLES}
+    scoped = {s: (await store.create(name=s, roles=["admin"], scopes=[s]))[1] for s in SCOPES}
+    return by_role | {f"scope {scope}": text for scope, text in scoped.items()}

@@ -14,11 +14,9 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from appliance.audit import ORIGIN, Origin
-from appliance.audit.trail import Trail
-from appliance.credentials import KEY_HEADERS
-from appliance.errors import BadRequest, InvalidCredentials
 from appliance.http.addresses import client_address, headers_of
 from appliance.http.hosts import check_host, check_page
+from appliance.http.repeats import check_repeated
 from appliance.http.request_id import request_id_of
 from appliance.http.requests import any_model, runtime
 from appliance.permissions import PUBLIC
@@ -31,9 +29,6 @@ OTHER_ACTIONS = "other_actions"
 """In the ``opt`` of a route that serves several methods: the actions of those that need another, by method."""
 DEFERS = "defers"
 """In the ``opt`` of the core's own routes: what asks for a model is authorized in the pipeline, for that model."""
-_CREDENTIALS = (b"authorization", *(name.encode() for name in KEY_HEADERS))
-_ONCE = (b"host", b"content-type", b"content-length", b"idempotency-key", *_CREDENTIALS)
-"""Headers of which two would mean different things to different readers."""
 _NONE: Mapping[str, str] = {}
 
 
@@ -41,7 +36,6 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     """Find the caller and check the route's action. Raises BadRequest, Unauthenticated, Forbidden."""
     scope = connection.scope
     server = runtime(connection).config.server
-    raw = cast("list[tuple[bytes, bytes]]", scope["headers"])
     headers = headers_of(scope, server)
     state = scope.setdefault("state", {})
     state["began"] = time.perf_counter()
@@ -49,8 +43,7 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     state["request_id"] = request_id = request_id_of(headers)
     ORIGIN.set(Origin(request_id, client_address(scope, server)))
     pipeline = runtime(connection).pipeline
-    if len(headers) < len(raw):
-        _check_repeated([name for name, _ in raw], pipeline.trail)
+    check_repeated(scope, headers, server, pipeline.trail)
     if server.enforce_allowed_hosts:
         check_host(headers, server)
     headers[":method"] = cast("Any", scope)["method"]  # as HTTP/2 has it; no header of HTTP/1.1 can have this name
@@ -70,14 +63,3 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     also = handler.opt.get(ALSO)
     if also is None or not await pipeline.may(principal, also, resource):
         await pipeline.authorize(principal, str(action), resource)
-
-
-def _check_repeated(names: list[bytes], trail: Trail) -> None:
-    for name in _ONCE:
-        if names.count(name) > 1:
-            told = f"the header {name.decode()} is there twice; send it once"
-            if name not in _CREDENTIALS:
-                raise BadRequest(told, code="repeated_header")
-            error = InvalidCredentials(told)
-            trail.turned_away(error)
-            raise error

@@ -7,17 +7,12 @@ import urllib.parse
 
 import httpx
 import pytest
+from bad_credentials import SQL
 from guarded import BODY, guarded_app, make_keys
 from loopback import assert_openai_error, raw_answer, served_in_thread
 
 HEADERS = ("authorization", "api-key", "x-api-key")
 TARGETS = ("/v1/models", "/v1/chat/completions", "/v1/files", "/metrics", "/openapi.json")
-SQL = (
-    "' OR '1'='1", "' OR 1=1 --", "'; DROP TABLE api_keys; --", "\" OR \"\"=\"", "admin'--", "') OR ('1'='1",
-    "' UNION SELECT id, digest FROM api_keys --", "sk-app-' OR '1'='1", "sk-app-%-%", "sk-app-____________-x",
-    "sk-app-aaaaaaaaaaaa-' OR '1'='1' --", "1; SELECT pg_sleep(10)", "' AND SLEEP(10) AND '1'='1", "${jndi:ldap://x}",
-    "sk-app-aaaaaaaaaaaa-" + "b" * 31 + "'", "\\'; --", "%27%20OR%201=1", "sk-app-aaaaaaaaaaaa-" + "%" * 32, "{{7*7}}",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +112,27 @@ def test_a_proxy_s_own_basic_password_beside_a_key_is_not_ours_to_judge(client, 
     assert client.get("/v1/models", headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/audit/events", "/metrics"])
 @pytest.mark.parametrize("header", HEADERS)
-def test_A15_sql_in_a_credential_is_a_wrong_credential(client, keys, header):
+def test_A15_sql_in_a_credential_is_a_wrong_credential(client, keys, header, path):
     answers = set()
     for text in SQL:
-        reply = client.get("/v1/models", headers=sent(header, text))
+        reply = client.get(path, headers=sent(header, text))
         assert_openai_error(reply, 401)
         assert 'error="invalid_token"' in reply.headers["www-authenticate"]
         answers.add(reply.content)
     assert answers == {client.get("/v1/models").content}
     assert client.get("/v1/models", headers=sent(header, keys["user"])).status_code == 200  # the table is still there
+
+
+def test_A15_sql_in_the_cookie_of_a_session_is_no_session(client, keys):
+    answers = set()
+    for text in SQL:
+        reply = client.get("/v1/models", headers={"cookie": f"appliance_session={text}"})
+        assert_openai_error(reply, 401)
+        answers.add(reply.content)
+    assert len(answers) == 1
+    assert client.get("/v1/models", headers=sent("api-key", keys["user"])).status_code == 200
 
 
 def variants(path: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import httpx
@@ -118,15 +119,26 @@ def test_O15_nothing_is_public_but_the_probes_and_what_leads_to_a_sign_in():
     }  # fmt: skip
 
 
+METADATA = "http://localhost/.well-known/oauth-protected-resource/v1"
+
+
+def challenge_of(reply: httpx.Response) -> dict[str, str]:
+    """The parameters of the one challenge, and nothing but them (RFC 9110 section 11.6.1)."""
+    (header,) = reply.headers.get_list("www-authenticate")
+    scheme, _, rest = header.partition(" ")
+    parameters = re.findall(r'(\w+)="([^"\\]*)"', rest)
+    assert ", ".join(f'{name}="{value}"' for name, value in parameters) == rest
+    assert scheme == "Bearer"
+    return dict(parameters)
+
+
 def test_A1_every_route_without_a_credential_is_401_with_a_challenge_that_names_no_error(app, client):
     for operation in operations(app):
         if operation.public:
             continue
         reply = client.request(**operation.request)
         assert reply.status_code == 401, operation
-        challenge = reply.headers["www-authenticate"]
-        assert challenge.startswith('Bearer realm="appliance"'), operation
-        assert "error" not in challenge
+        assert challenge_of(reply) == {"realm": "appliance", "resource_metadata": METADATA}, operation
         if operation.method != "HEAD":
             assert reply.json()["error"]["code"] == "invalid_api_key"
 
@@ -137,10 +149,9 @@ def test_A3_a_refused_key_is_403_with_a_challenge_and_the_scope_that_is_missing(
             continue
         reply = client.request(**operation.request, headers={"x-api-key": keys["scope metrics"]})
         assert reply.status_code == 403, operation
-        challenge = reply.headers["www-authenticate"]
-        assert 'error="insufficient_scope"' in challenge
-        (scope,) = [scope for scope in SCOPES if f'scope="{scope}"' in challenge]
-        assert operation.permission in expand(SCOPES[scope])
+        told = challenge_of(reply)
+        assert (told["error"], told["resource_metadata"]) == ("insufficient_scope", METADATA)
+        assert operation.permission in expand(SCOPES[told["scope"]])
 
 
 def test_head_is_answered_like_get_and_without_a_body(app, client, keys):

@@ -23,7 +23,13 @@ LEAVES = (
     | st.floats(allow_nan=True, allow_infinity=True)
     | st.text(max_size=20)
 )
-VALUES = st.recursive(
+NESTED = [nest(depth) for nest in (lambda n: "[" * n + "]" * n, lambda n: '{"a":' * n + "0" + "}" * n) for depth in
+          (2, 60, 480, 1500)]  # fmt: skip
+AS_WRITTEN = {
+    f"literal {number}": text for number, text in enumerate(["1e309", "-1e309", "1E+999999", "1e-999", *NESTED])
+}
+"""JSON that no value of Python is written as: numbers beyond every float, and what is nested deep."""
+VALUES = st.sampled_from(sorted(AS_WRITTEN)) | st.recursive(
     LEAVES,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
@@ -34,8 +40,10 @@ HEADERS = st.dictionaries(st.sampled_from(["typ", "kid", "alg", "crit", "x5t", "
 
 def token(issuer, changes, header) -> str:
     """A token that the issuer did sign, whatever its claims. Huge numbers are written as they are."""
-    payload = json.dumps(issuer.claims() | changes, allow_nan=True).encode("utf-8", "surrogatepass")
-    return signed(key("okp", "OKP"), payload, **{"alg": "Ed25519", **header})
+    payload = json.dumps(issuer.claims() | changes, allow_nan=True)
+    for name, text in AS_WRITTEN.items():
+        payload = payload.replace(f'"{name}"', text)
+    return signed(key("okp", "OKP"), payload.encode("utf-8", "surrogatepass"), **{"alg": "Ed25519", **header})
 
 
 def options(issuer):
@@ -100,6 +108,16 @@ def outcome(tokens, text: str) -> int:
 def well_formed(caller: Principal) -> bool:
     texts = [caller.id, caller.tenant, *caller.groups, *caller.roles, *(caller.scopes or ())]
     return all(isinstance(text, str) for text in texts)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+async def test_A7_no_claim_is_too_large_a_number_or_nested_too_deep(issuer, name):
+    """Each by itself, as a list of them, and in an object: what the ten thousand meet by chance."""
+    async with trusting(options(issuer), clock=Clock()) as tokens:
+        assert await tokens.authenticate(bearer(issuer.token()))
+        for literal in AS_WRITTEN:
+            for value in (literal, [literal], {"sub": literal}):
+                assert outcome(tokens, token(issuer, {name: value}, {})) in (200, 401, 403)
 
 
 async def test_A7_a_sample_of_them_over_http_gives_200_401_or_403(issuer, tmp_path):

@@ -278,22 +278,38 @@ async def test_keys_and_tokens_work_side_by_side_in_either_order(issuer, tmp_pat
             assert (await ask(client, bearer(issuer.token()))).status_code == 200
 
 
+WAYS_TO_A_MODEL = {
+    "/v1/chat/completions": BODY,
+    "/v1/completions": {"model": "m", "prompt": "hi"},
+    "/v1/responses": {"model": "m", "input": "hi"},
+    "/v1/messages": BODY | {"max_tokens": 5},
+}
+
+
 async def test_A24_the_callers_token_never_reaches_the_engine_or_its_server(issuer, tmp_path):
+    """Nor does a key, or anything else that says who the caller is, whichever route leads there."""
     upstream = UpstreamServer(hello)
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
     upstream.port = server.sockets[0].getsockname()[1]
     async with server:
         models = [{"name": "m", "engine": "openai", "options": {"base_url": upstream.base_url, "api_key": "theirs"}}]
-        settings = config(issuer.settings(), plugins=("openai", "oauth", "rbac"), models=models)
-        token = issuer.token()
+        settings = config(issuer.settings(), plugins=("openai", "api_keys", "oauth", "rbac"), models=models)
+        canaries = {"cookie": "appliance_session=canary-a", "x-user-id": "canary-b", "proxy-authorization": "canary-c"}
         async with client_of(settings, tmp_path) as client:
-            for stream in (False, True):
-                assert (await ask(client, bearer(token), stream=stream)).status_code == 200
-        asked = [exchange for exchange in upstream.exchanges if exchange.path.endswith("/chat/completions")]
-        assert len(asked) == 2
+            api_key = (await first_key(client))["authorization"].partition(" ")[2]
+            token = issuer.token()
+            upstream.exchanges.clear()
+            for credential in (bearer(token), bearer(api_key), {"x-api-key": api_key}, {"api-key": api_key}):
+                for path, body in WAYS_TO_A_MODEL.items():
+                    for stream in (False, True):
+                        headers = {**credential, **canaries}
+                        reply = await client.post(path, json={**body, "stream": stream}, headers=headers)
+                        assert reply.status_code == 200, reply.text
+        asked = [exchange for exchange in upstream.exchanges if exchange.path.endswith("completions")]
+        assert len(asked) == 4 * 2 * len(WAYS_TO_A_MODEL)
         for exchange in upstream.exchanges:
             sent = json.dumps([exchange.headers, exchange.body])
-            assert token not in sent
+            assert not [secret for secret in (token, api_key, "canary", "alice") if secret in sent]
             assert exchange.headers["authorization"] == "Bearer theirs"
 
 
@@ -357,6 +373,15 @@ async def test_A23_a_bound_token_needs_its_certificate(behind_proxy, issuer, cas
     assert (await ask(behind_proxy, good)).status_code == 200
     headers |= {} if value is None else {"client-cert": value}
     assert (await ask(behind_proxy, headers)).status_code == status, "also when the token is remembered"
+
+
+async def test_A23_two_certificates_are_none(behind_proxy, issuer):
+    """As when a client sends one, and the proxy adds its own instead of putting it in the other's place."""
+    token = ("authorization", f"Bearer {issuer.token(cnf={'x5t#S256': thumbprint(MINE)})}")
+    for lines in ((THEIRS, MINE), (MINE, THEIRS), (MINE, MINE)):
+        headers = [token, *(("client-cert", as_rfc_9440(each)) for each in lines)]
+        reply = await behind_proxy.post("/v1/chat/completions", json=BODY, headers=headers)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "repeated_header")
 
 
 async def test_A23_the_header_counts_from_a_trusted_proxy_only(issuer, tmp_path):

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from eventually import eventually
-from oauth_kit import Clock, bearer, issuing, key, public, signed, trusting
+from oauth_kit import Clock, b64, bearer, issuing, key, public, signed, trusting
 
 from appliance.plugin import EgressError, Unauthenticated, Unavailable
 from appliance_auth.oauth.keys import MAX_KEYS, MAX_STALE_SECONDS, PAUSE_SECONDS, Keys, KeySet
@@ -114,12 +114,13 @@ async def test_R20_a_black_hole_delays_new_keys_only(issuer, tokens, clock, monk
 
 
 async def test_A11_ten_thousand_forged_key_ids_in_a_minute_cause_two_fetches_at_most(issuer, tokens, clock):
-    stranger, claims = key("stranger"), issuer.claims()
-    forged = [signed(stranger, claims, kid=f"forged-{i}") for i in range(100)]
+    _, claims, signature = signed(key("stranger"), issuer.claims()).split(".")
     for i in range(10_000):
         clock.now += 60 / 10_001
-        assert await status(tokens, forged[i % 100]) == 401
+        header = b64({"typ": "at+jwt", "alg": "ES256", "kid": f"forged-{i}"})
+        assert await status(tokens, f"{header}.{claims}.{signature}") == 401
     assert issuer.requests["/jwks"] <= 2
+    assert await status(tokens, issuer.token()) == 200
 
 
 async def test_A11_requests_share_one_fetch(issuer, tokens):

@@ -154,6 +154,20 @@ async def test_A6_the_key_of_one_issuer_verifies_no_token_of_another_under_the_s
             assert await accepted(tokens, signed(issuer.key, second.claims(), kid="one")) is None
 
 
+async def test_A6_each_issuer_has_its_own_algorithms(issuer):
+    """A key of another kind that an issuer publishes besides is good for nothing there."""
+    async with issuing() as second:
+        rsa = key("rsa", "RSA")
+        for each in (issuer, second):
+            each.publish(each.key, rsa)
+        settings = issuer.settings(algorithms=["ES256"]), second.settings(algorithms=["RS256"])
+        async with trusting(*settings) as tokens:
+            assert await accepted(tokens, issuer.token())
+            assert await accepted(tokens, issuer.token(rsa)) is None
+            assert await accepted(tokens, second.token(rsa))
+            assert await accepted(tokens, second.token()) is None
+
+
 async def test_A9_callers_are_issuer_and_subject_whatever_else_a_token_says(issuer):
     async with issuing() as second, trusting(issuer.settings(), second.settings()) as tokens:
         callers = {
