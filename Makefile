@@ -41,8 +41,9 @@ while kill -0 $$pid 2>/dev/null; do \
 done; \
 wait $$pid || { \
   grep -E '^ *(ERROR|error)' $$log | tail -n 3 >&2; \
-  fix="check network and index (pip config list), or set TORCH_INDEX"; \
-  if grep -q 'No space left on device' $$log; then fix="clear space here and in $${TMPDIR:-/tmp}, where pip unpacks"; fi; \
+  fix="check network and index (pip config list)"; \
+  if grep -q 'No space left on device' $$log; then fix="clear space here and in $${TMPDIR:-/tmp}, where pip unpacks"; \
+  elif grep -qE '^(ERROR: .* | {4})torch[ =]' $$log; then fix="set TORCH_INDEX to an index with CPU builds of torch (README.md says where)"; fi; \
   echo "error: pip could not install $(2); see $$log, $$fix" >&2; exit 1; }
 endef
 

