@@ -8,8 +8,7 @@ from typing import Any
 
 from litestar import Response
 
-from appliance.http.requests import HttpRequest, principal, runtime
-from appliance.types import Call
+from appliance.http.requests import HttpRequest, call_of, principal, runtime
 
 Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
 
@@ -22,18 +21,10 @@ def admitted(handler: Handler, *, keeps: bool, uploads: bool) -> Handler:
 
     @wraps(handler)
     async def answered(request: HttpRequest) -> Response[Any]:
-        services, caller, state = runtime(request), principal(request), request.scope["state"]
-        call = Call(
-            id=state["request_id"],
-            operation="write",
-            model="",
-            request=None,
-            principal=caller,
-            headers=state["headers"],
-        )
-        async with services.pipeline.admitted(call) as headers:
+        services = runtime(request)
+        async with services.pipeline.admitted(call_of(request.scope, "write", "", None)) as headers:
             if keeps:
-                await services.quotas.check(caller.tenant, _announced(request) if uploads else None)
+                await services.quotas.check(principal(request).tenant, _announced(request) if uploads else None)
             response = await handler(request)
         response.headers.update(headers)
         return response

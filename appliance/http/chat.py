@@ -16,6 +16,7 @@ from appliance.config import LimitsConfig
 from appliance.errors import EngineError
 from appliance.http import validate
 from appliance.http.hot import Reply, Route
+from appliance.http.requests import call_of
 from appliance.types import Call, Chunk, Operation
 from appliance.wire import ChatRequest, CompletionRequest, EmbeddingRequest, check_depth
 
@@ -91,16 +92,7 @@ class ModelRoute(Route):
         model = resolve(request.model, scope["user"])
         if not isinstance(request, EmbeddingRequest):
             request.extra = self._extra(body, model.pass_fields) if model.pass_fields else None
-        return Call(
-            id=scope["state"]["request_id"],
-            operation=self.operation,
-            model=request.model,
-            request=request,
-            principal=scope["user"],
-            stream=bool(getattr(request, "stream", False)),
-            background=scope["state"].get("background", False),
-            headers=scope["state"]["headers"],
-        )
+        return call_of(scope, self.operation, request.model, request, stream=bool(getattr(request, "stream", False)))
 
     def _extra(self, body: bytes, names: frozenset[str]) -> dict[str, Any] | None:
         """Unknown fields that the model's configuration lets through."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from litestar.types import Receive, Scope
 
+from appliance.errors import InfectedFile
 from appliance.http.forms import read_form
 from appliance.http.hot import DONE, Reply, Route
-from appliance.http.requests import any_model
+from appliance.http.requests import any_model, call_of
 from appliance.media.requests import (
     ImageEditRequest,
     ImageRequest,
@@ -23,7 +24,7 @@ from appliance.media.requests import (
     is_streamed,
 )
 from appliance.media.transcripts import text_of
-from appliance.types import Call, MediaTask, Principal
+from appliance.types import MediaTask, Principal
 
 if TYPE_CHECKING:
     from appliance.pipeline import Production
@@ -81,15 +82,7 @@ class MediaRoute(Route):
         check(request)
         named = getattr(request, "model", None)
         name = named if isinstance(named, str) else runtime.models.resolve_task(None, self.task, caller)[0]
-        call = Call(
-            id=scope["state"]["request_id"],
-            operation=self.task,
-            model=name,
-            request=request,
-            principal=caller,
-            stream=is_streamed(request),
-            headers=scope["state"]["headers"],
-        )
+        call = call_of(scope, self.task, name, request, stream=is_streamed(request))
         payload = None
         async with runtime.pipeline.produce(call, self.path) as made:
             reply.add_headers(made.headers)
@@ -113,10 +106,22 @@ class FormRoute(MediaRoute):
     """One task, whose body is a form."""
 
     async def take(self, scope: Scope, receive: Receive, runtime: Runtime) -> MediaRequest:
-        """Read the form. Raises BadRequest, RateLimited, TooLarge, UnsupportedMedia, OSError."""
+        """Read the form, and have its files scanned.
+
+        Raises BadRequest, RateLimited, TooLarge, UnsupportedMedia, OSError, and what ``Scanning.check`` does.
+        """
         limit = runtime.config.server.max_media_bytes
         with runtime.room.counted(scope["user"].id, limit, receive) as counted:
-            return await read_form(scope["headers"], counted, limit, self.type, runtime.blobs.scratch)
+            form = await read_form(scope["headers"], counted, limit, self.type, runtime.blobs.scratch)
+            try:
+                for file in form.files:
+                    await runtime.scanning.check(file.pieces, file.filename)
+            except BaseException as error:
+                form.close()
+                if isinstance(error, InfectedFile):
+                    runtime.pipeline.trail.failed(scope["user"], "", "", error)
+                raise
+            return form
 
     async def serve(self, scope: Scope, body: Any, runtime: Runtime, reply: Reply) -> None:
         """See ``MediaRoute``; its files are let go of whatever comes of it."""

@@ -13,6 +13,7 @@ from appliance.anthropic.request import OWN_NAMES, MessagesRequest, chat_of, par
 from appliance.errors import BadRequest, RequestError
 from appliance.http import errors, validate
 from appliance.http.hot import Reply, Route
+from appliance.http.requests import call_of
 from appliance.http.tokens import CountRoute
 from appliance.models.inputs import check_parts
 from appliance.types import Call
@@ -60,15 +61,7 @@ class MessagesRoute(Route):
         check_parts(model.name, model.inputs, parts_of(request))
         with validate.in_words_of(MessagesRequest, OWN_NAMES):
             validate.check_chat(chat, runtime.config.limits)
-            call = Call(
-                id=scope["state"]["request_id"],
-                operation="chat",
-                model=request.model,
-                request=chat,
-                principal=scope["user"],
-                stream=bool(request.stream),
-                headers=scope["state"]["headers"],
-            )
+            call = call_of(scope, "chat", request.model, chat, stream=bool(request.stream))
             await self._answer(call, runtime, reply)
 
     async def _answer(self, call: Call, runtime: Runtime, reply: Reply) -> None:

@@ -12,17 +12,17 @@ from appliance.config import LimitsConfig
 from appliance.errors import BadRequest, EngineError, NotFound
 from appliance.http.chat import only
 from appliance.http.hot import Reply, Route
-from appliance.http.requests import any_model
+from appliance.http.requests import any_model, call_of
 from appliance.http.validate import check_part
 from appliance.moderation import result, verdict
 from appliance.storage.ids import new_id
-from appliance.types import Call
 from appliance.wire import ChatRequest, ContentPart, Message, ModerationRequest, message_text
 
 if TYPE_CHECKING:
     from appliance.filtering import Filters
     from appliance.pipeline import Ask
     from appliance.runtime import Runtime
+    from appliance.types import Call
 
 PATH = "/v1/moderations"
 _VERDICT_TOKENS = 64
@@ -59,14 +59,7 @@ class ModerationRoute(Route):
             )
         if guard is None:
             _check_texts_only(request)
-        call = Call(
-            id=scope["state"]["request_id"],
-            operation="moderation",
-            model=name,
-            request=request,
-            principal=scope["user"],
-            headers=scope["state"]["headers"],
-        )
+        call = call_of(scope, "moderation", name, request)
         if guard is None:
             async with runtime.pipeline.work_without_model(call, PATH) as headers:
                 found = [await _judged(filters, call, content, None) for content in inputs]

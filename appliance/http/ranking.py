@@ -14,8 +14,9 @@ from appliance.config import LimitsConfig
 from appliance.errors import BadRequest, EngineError
 from appliance.http.chat import only
 from appliance.http.hot import Reply, Route
+from appliance.http.requests import call_of
 from appliance.storage.ids import new_id
-from appliance.types import Call, Operation
+from appliance.types import Operation
 from appliance.wire import RankedDocument, RerankRequest, ScoreRequest
 
 if TYPE_CHECKING:
@@ -91,14 +92,7 @@ class RankingRoute(Route):
         """Answer with what the model says."""
         request = self.decode(body)
         self.check(request, runtime.config.limits)
-        call = Call(
-            id=scope["state"]["request_id"],
-            operation=self.operation,
-            model=request.model,
-            request=request,
-            principal=scope["user"],
-            headers=scope["state"]["headers"],
-        )
+        call = call_of(scope, self.operation, request.model, request)
         async with runtime.pipeline.answer(call, self.path) as answer:
             found = (await only(answer)).body
         try:

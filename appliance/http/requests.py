@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, c
 import msgspec
 from litestar import Request, Response
 from litestar.connection import ASGIConnection
-from litestar.types import Receive
+from litestar.types import Receive, Scope
 
 from appliance.errors import BadRequest, NotFound, TooLarge, UnsupportedMedia
 from appliance.http.errors import JSON
 from appliance.http.room import SMALL_BYTES
+from appliance.types import Call
 from appliance.wire import from_texts, texts_of
 
 if TYPE_CHECKING:
     from appliance.runtime import Runtime
     from appliance.storage.tenancy import TenantSession
-    from appliance.types import Principal
+    from appliance.types import Operation, Principal
 
 _T = TypeVar("_T")
 HttpRequest: TypeAlias = Request[Any, Any, Any]
@@ -36,6 +37,21 @@ def runtime(connection: ASGIConnection[Any, Any, Any, Any]) -> Runtime:
 def principal(request: HttpRequest) -> Principal:
     """The caller, as the app-wide guard found them."""
     return cast("Principal", request.scope["user"])
+
+
+def call_of(scope: Scope, operation: Operation, model: str, request: Any, *, stream: bool = False) -> Call:
+    """A request as a call, with what the guard found out about it."""
+    state = scope["state"]
+    return Call(
+        id=state["request_id"],
+        operation=operation,
+        model=model,
+        request=request,
+        principal=scope["user"],
+        stream=stream,
+        background=state.get("background", False),
+        headers=state["headers"],
+    )
 
 
 def note_readers(request: HttpRequest, readers: Iterable[str]) -> None:
@@ -103,28 +119,22 @@ async def read_body(headers: Iterable[tuple[bytes, bytes]], receive: Receive, li
         if name == b"content-encoding" and value not in (b"", b"identity"):
             raise UnsupportedMedia("compressed bodies are not taken; send the JSON as it is")
         if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise TooLarge(f"the body is over {limit} bytes (server.max_json_bytes); send less")
-    message: Any = await receive()
-    body: bytes = message.get("body", b"")
-    if message["type"] == "http.request" and not message.get("more_body"):
-        return _within(body, limit)
-    parts = [body]
-    size = len(body)
-    while message["type"] == "http.request" and message.get("more_body"):
-        message = await receive()
+            raise _too_large(limit)
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message: Any = await receive()
+        if message["type"] != "http.request":
+            raise BadRequest("the body ended early; send it whole")
         parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        size, more = size + len(parts[-1]), message.get("more_body", False)
         if size > limit:
-            raise TooLarge(f"the body is over {limit} bytes (server.max_json_bytes); send less")
-    if message["type"] != "http.request":
-        raise BadRequest("the body ended early; send it whole")
-    return _within(b"".join(parts), limit)
+            raise _too_large(limit)
+    return b"".join(parts)
 
 
-def _within(body: bytes, limit: int) -> bytes:
-    if len(body) > limit:
-        raise TooLarge(f"the body is over {limit} bytes (server.max_json_bytes); send less")
-    return body
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is over {limit} bytes (server.max_json_bytes); send less")
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

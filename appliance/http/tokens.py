@@ -12,9 +12,10 @@ from litestar.types import Scope
 from appliance.errors import NotFound
 from appliance.http import validate
 from appliance.http.hot import Reply, Route
+from appliance.http.requests import call_of
 from appliance.models.registry import Model
 from appliance.protocols import Tokenizer
-from appliance.types import Call, Principal
+from appliance.types import Principal
 from appliance.wire import ChatRequest, DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
@@ -35,14 +36,7 @@ class TokenRoute(Route):
     async def serve(self, scope: Scope, body: bytes, runtime: Runtime, reply: Reply) -> None:
         """Answer with what the engine says."""
         request = self.request_of(self.decode(body), runtime)
-        call = Call(
-            id=scope["state"]["request_id"],
-            operation="tokenize",
-            model=request.model,
-            request=request,
-            principal=scope["user"],
-            headers=scope["state"]["headers"],
-        )
+        call = call_of(scope, "tokenize", request.model, request)
         async with runtime.pipeline.work(call, self.path) as (model, headers):
             payload = _encode(await self.ask(model, _tokenizer_of(model, runtime, call.principal), request))
         reply.add_headers(headers)
