@@ -102,7 +102,8 @@ class Connection(asyncio.BufferedProtocol):
         self._sized = False
         self._reused = False
         self._reusable = False
-        self._paused = False
+        self.paused = False
+        """Whether reading is stopped until the buffered pieces are taken."""
         self._idle_timeout: float | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -134,15 +135,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume(self) -> None:
         """Read on; called by whoever has taken the buffered pieces."""
-        if self._paused:
-            self._paused = False
+        if self.paused:
+            self.paused = False
             self._set_deadline(self._idle_timeout)
             self.transport.resume_reading()
-
-    @property
-    def paused(self) -> bool:
-        """Whether reading is stopped until the buffered pieces are taken."""
-        return self._paused
 
     # asyncio.BufferedProtocol
 
@@ -269,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on(self, body: Body, streaming: bool) -> None:
         """More of the body has come, and more is due."""
         if body.buffered > PAUSE_BYTES:
-            self._paused = True
+            self.paused = True
             self._deadline = None
             self.transport.pause_reading()
         elif not streaming:

@@ -44,6 +44,7 @@ from appliance.quotas import Quotas
 from appliance.recording import Recording
 from appliance.responses.background import BackgroundResponses
 from appliance.responses.service import Responses
+from appliance.scanning import Scanning
 from appliance.stalls import StallWatch
 from appliance.storage import placing
 from appliance.storage.blobs import BlobStore
@@ -66,6 +67,7 @@ class Runtime:
     database: Database
     audit: AuditLog
     blobs: BlobStore
+    scanning: Scanning
     models: Models
     pipeline: Pipeline
     knowledge: Knowledge | None
@@ -191,7 +193,7 @@ class Runtime:
         found = self.unready()
         if self.draining:
             found["server"] = "is shutting down"
-        checks = {"database": self._database_problem, **self.health_checks}
+        checks = {"database": self.database.ping, **self.health_checks}
         results = await asyncio.gather(*(_check(check) for check in checks.values()))
         return found | {name: text for name, text in zip(checks, results, strict=True) if text}
 
@@ -227,9 +229,6 @@ class Runtime:
             f"the vectors of {counted(number, 'store')} are in another vector store than retrieval.vector_store "
             f"({backend}); set that back, or have the files indexed again with 'appliance stores reconcile --repair'"
         )
-
-    async def _database_problem(self) -> None:
-        await self.database.ping()
 
 
 async def _or_start_error(start: Awaitable[None], what: str) -> None:
@@ -288,7 +287,10 @@ def build(
     pipeline = _pipeline(plugins, models, knowledge, context)
     quotas = Quotas.of(config, database)
     responses = Responses(pipeline, models, database, config.limits, quotas, config.prompts)
-    blobs = BlobStore(config.data_path / "files")
+    scanning = Scanning(plugins.scanners())
+    if scanning:
+        context.gauges.add(scanning.gauge)
+    blobs = BlobStore(config.data_path / "files", scanning.check if scanning else None)
 
     async def ask(path: str, body: bytes, principal: Principal, request_id: str) -> Answered:
         return await internal.ask(runtime, path, body, principal, request_id)
@@ -300,6 +302,7 @@ def build(
         database=database,
         audit=audit,
         blobs=blobs,
+        scanning=scanning,
         models=models,
         pipeline=pipeline,
         knowledge=knowledge,
