@@ -18,7 +18,6 @@ from urllib.parse import quote, unquote
 from appliance.plugin import (
     AppContext,
     Attributes,
-    Conflict,
     Filter,
     Hit,
     NotFound,
@@ -29,7 +28,7 @@ from appliance.plugin import (
 )
 from appliance_retrieval.catalogue import Catalogue, Entry, Selection
 from appliance_retrieval.places import place_of
-from appliance_retrieval.unit_vectors import check_query, unit_rows
+from appliance_retrieval.unit_vectors import check_dimensions, check_query, check_rows, unit_rows
 
 _SUFFIX = ".db"
 _MOST_OPEN = 64
@@ -103,11 +102,8 @@ class CataloguedStore:
     async def create(self, collection: str, dimensions: int) -> None:
         """Make the collection unless it exists. Raises Conflict if it has other dimensions."""
         async with self._using(collection, dimensions) as found:
-            if found is not None and found.dimensions != dimensions:
-                raise Conflict(
-                    f"{collection} keeps vectors of {found.dimensions} numbers, not {dimensions};"
-                    " use the embedder it was made with or index the store again"
-                )
+            if found is not None:
+                check_dimensions(collection, found.dimensions, dimensions)
 
     async def drop(self, collection: str) -> None:
         """Remove the collection with its data, if it exists."""
@@ -196,10 +192,7 @@ class CataloguedStore:
         async with self._using(collection) as found:
             if found is None:
                 raise NotFound(f"there is no collection {collection}; create the vector store again")
-            if len(vectors) != 4 * found.dimensions * len(chunks):
-                raise Conflict(
-                    f"{collection} keeps vectors of {found.dimensions} numbers; use the embedder it was made with"
-                )
+            check_rows(collection, found.dimensions, len(vectors), len(chunks))
             if chunks:
                 entries = await asyncio.to_thread(_put, found, chunks, vectors)
                 await self._index.add(collection, entries)

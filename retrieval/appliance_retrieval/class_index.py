@@ -11,11 +11,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from appliance.plugin import AppContext, ConfigError, Conflict, NotFound, RetrievalUnavailable, StartError
+from appliance.plugin import AppContext, ConfigError, Conflict, NotFound, RetrievalUnavailable, StartError, Strict
 from appliance_retrieval.catalogue import Entry, Selection
 from appliance_retrieval.catalogued import CataloguedStore, catalogue_folder
 from appliance_retrieval.class_path import build_parts, filled, load, mentions
@@ -51,53 +51,29 @@ class Framework(Protocol):
         """Remove what the store is kept in, where the class can."""
 
 
-class ClassOptions(Protocol):
-    """What the settings of each framework's plugin have in common."""
+class ClassSettings(Strict, frozen=True):
+    """Which class keeps the vectors, and how it is made; each framework's plugin adds what it has of its own."""
 
-    @property
-    def class_(self) -> str:
-        """Which class, as ``package.module.Class``."""
-        ...
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """What it is made with."""
-        ...
-
-    @property
-    def threads(self) -> int:
-        """Calls at once."""
-        ...
-
-    @property
-    def timeout(self) -> float:
-        """Seconds a call may take."""
-        ...
-
-    @property
-    def check_dimensions(self) -> int:
-        """Length of the vectors with which it is tried out."""
-        ...
-
-
-class ClassSettings(msgspec.Struct, frozen=True):
-    """Which class, and how it is made; ``where`` is the YAML path of the plugin's block."""
-
-    path: str
-    arguments: Mapping[str, Any]
-    where: str
-    names: Mapping[str, str]
-    """What ``{data_dir}`` and ``{tenant}`` stand for."""
-    threads: int
-    timeout: float
-    check_dimensions: int
+    class_: str = msgspec.field(name="class", default="")
+    """``package.module.Class``, or one of its class methods that makes a store."""
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Its arguments; ``{collection}``, ``{dimensions}``, ``{data_dir}`` and ``{tenant}`` are filled in."""
+    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Calls at once; more than one only for a class that threads may share."""
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 30.0
+    """Seconds a call may take."""
+    check_dimensions: Annotated[int, msgspec.Meta(ge=2, le=65_536)] = 384
+    """Length of the vectors with which the class is tried out at the start."""
 
 
 class ClassIndex:
-    """``VectorIndex`` over one object of the class for each collection."""
+    """``VectorIndex`` over one object of the class for each collection.
 
-    def __init__(self, framework: Framework, settings: ClassSettings) -> None:
-        self._framework, self._settings = framework, settings
+    ``names`` are what arguments may mention, whatever the collection.
+    """
+
+    def __init__(self, framework: Framework, settings: ClassSettings, names: Mapping[str, str]) -> None:
+        self._framework, self._settings, self._names = framework, settings, names
         self._threads: ThreadPoolExecutor | None = None
         self._target: Any = None
         self._arguments: Any = {}
@@ -108,16 +84,16 @@ class ClassIndex:
         """Load the class, make what is shared, try it out. Raises ConfigError, StartError."""
         self._threads = ThreadPoolExecutor(self._settings.threads, thread_name_prefix=self._framework.name)
         try:
-            where = self._settings.where
-            self._target = load(self._settings.path, f"{where}.class")
+            where = _where(self._framework)
+            self._target = load(self._settings.class_, f"{where}.class")
             try:
-                given = filled(dict(self._settings.arguments), self._settings.names)
+                given = filled(self._settings.arguments, self._names)
                 self._arguments = await self._run(build_parts, given, f"{where}.arguments")
                 self._replaces = await check_index(self, self._settings.check_dimensions)
             except RetrievalUnavailable as error:
                 reason = f"{type(error.__cause__).__name__}" if error.__cause__ else str(error)
                 raise StartError(
-                    f"{where}: {self._settings.path} cannot be used ({reason}); check its arguments and its server"
+                    f"{where}: {self._settings.class_} cannot be used ({reason}); check its arguments and its server"
                 ) from error
         except BaseException:
             await self.stop()
@@ -183,44 +159,37 @@ class ClassIndex:
         except (ConfigError, StartError, Conflict):
             raise
         except TimeoutError as error:
-            raise RetrievalUnavailable(f"{self._settings.path} did not answer in time; try again") from error
+            raise RetrievalUnavailable(f"{self._settings.class_} did not answer in time; try again") from error
         except Exception as error:
             # The class is not ours: its messages may hold anything, and are not shown.
-            log.warning("%s failed: %s", self._settings.path, type(error).__name__)
+            log.warning("%s failed: %s", self._settings.class_, type(error).__name__)
             raise RetrievalUnavailable(
-                f"{self._settings.path} failed ({type(error).__name__}); try again, and check its server"
+                f"{self._settings.class_} failed ({type(error).__name__}); try again, and check its server"
             ) from error
 
 
-def class_store(framework: Framework, options: ClassOptions, context: AppContext) -> CataloguedStore:
+def class_store(framework: Framework, settings: ClassSettings, context: AppContext) -> CataloguedStore:
     """The store that a plugin's settings ask for, not started.
 
     Raises:
         ConfigError: no class is named, or tenants are to be kept apart and nothing in the arguments does so.
     """
-    settings = ClassSettings(
-        path=options.class_,
-        arguments=options.arguments,
-        where=f"plugin.{framework.name}",
-        names=_names_of(context),
-        threads=options.threads,
-        timeout=options.timeout,
-        check_dimensions=options.check_dimensions,
-    )
-    if not settings.path:
-        raise ConfigError(f"{settings.where}.class: name the class of the vector store, as package.module.Class")
+    where = _where(framework)
+    if not settings.class_:
+        raise ConfigError(f"{where}.class: name the class of the vector store, as package.module.Class")
     if context.tenant is not None and not mentions(settings.arguments, "tenant"):
         raise ConfigError(
-            f"{settings.where}.arguments: retrieval.separate_tenants needs {{tenant}} in one of them, as in the name"
+            f"{where}.arguments: retrieval.separate_tenants needs {{tenant}} in one of them, as in the name"
             " of a database or folder"
         )
-    return CataloguedStore(ClassIndex(framework, settings), catalogue_folder(context, framework.name))
-
-
-def _names_of(context: AppContext) -> dict[str, str]:
-    """What arguments may mention, whatever the collection."""
     tenant = "" if context.tenant is None else place_of(context.tenant)
-    return {"data_dir": str(context.data_dir), "tenant": tenant}
+    index = ClassIndex(framework, settings, {"data_dir": str(context.data_dir), "tenant": tenant})
+    return CataloguedStore(index, catalogue_folder(context, framework.name))
+
+
+def _where(framework: Framework) -> str:
+    """The YAML path of the plugin's block."""
+    return f"plugin.{framework.name}"
 
 
 def _objects(arguments: Any) -> list[Any]:

@@ -13,7 +13,7 @@ making. So the store keeps vectors alone, and a catalogue under data_dir the res
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -21,39 +21,28 @@ from appliance.plugin import (
     AppContext,
     ConfigError,
     StartError,
-    Strict,
     VectorStore,
     VectorStoreFactory,
     hookimpl,
 )
 from appliance_retrieval.catalogue import Entry, Selection
 from appliance_retrieval.catalogued import floats
-from appliance_retrieval.class_index import class_store
+from appliance_retrieval.class_index import ClassSettings, class_store
 from appliance_retrieval.class_path import call
 
 if TYPE_CHECKING:
     from appliance_retrieval.langchain_embeddings import HandedEmbeddings
 
 
-class LangChainSettings(Strict, frozen=True):
-    """Which class keeps the vectors, and how it is made."""
+class LangChainSettings(ClassSettings, frozen=True):
+    """What LangChain's classes differ in."""
 
-    class_: str = msgspec.field(name="class", default="")
-    """``package.module.Class``, or one of its class methods that makes a store."""
-    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Its arguments; ``{collection}``, ``{dimensions}``, ``{data_dir}`` and ``{tenant}`` are filled in."""
     embedding_argument: str = "embedding"
     """The argument that takes LangChain's ``Embeddings``."""
     filter: Literal["operators", "function", "qdrant"] = "operators"
     """How the class takes a filter: as ``{"field": {"$in": [...]}}``, a function of a document, or Qdrant's models."""
     filter_argument: str = "filter"
     """The argument of a search that takes it."""
-    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Calls at once; more than one only for a class that threads may share."""
-    timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 30.0
-    """Seconds a call may take."""
-    check_dimensions: Annotated[int, msgspec.Meta(ge=2, le=65_536)] = 384
-    """Length of the vectors with which the class is tried out at the start."""
 
 
 @hookimpl

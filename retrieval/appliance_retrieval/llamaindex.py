@@ -14,7 +14,7 @@ than ``IN``, and a catalogue under data_dir the rest (``catalogued.py``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -22,30 +22,18 @@ from appliance.plugin import (
     AppContext,
     ConfigError,
     StartError,
-    Strict,
     VectorStore,
     VectorStoreFactory,
     hookimpl,
 )
 from appliance_retrieval.catalogue import Entry, Selection
 from appliance_retrieval.catalogued import floats
-from appliance_retrieval.class_index import class_store
+from appliance_retrieval.class_index import ClassSettings, class_store
 from appliance_retrieval.class_path import call
 
 
-class LlamaIndexSettings(Strict, frozen=True):
-    """Which class keeps the vectors, and how it is made."""
-
-    class_: str = msgspec.field(name="class", default="")
-    """``package.module.Class``, or one of its class methods that makes a store."""
-    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Its arguments; ``{collection}``, ``{dimensions}``, ``{data_dir}`` and ``{tenant}`` are filled in."""
-    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Calls at once; more than one only for a class that threads may share."""
-    timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 30.0
-    """Seconds a call may take."""
-    check_dimensions: Annotated[int, msgspec.Meta(ge=2, le=65_536)] = 384
-    """Length of the vectors with which the class is tried out at the start."""
+class LlamaIndexSettings(ClassSettings, frozen=True):
+    """LlamaIndex' classes need nothing more."""
 
 
 @hookimpl

@@ -11,7 +11,6 @@ import msgspec
 
 from appliance.plugin import (
     Attributes,
-    Conflict,
     Filter,
     Hit,
     NotFound,
@@ -23,6 +22,7 @@ from appliance.plugin import (
 )
 from appliance_retrieval.memory_index import MemoryIndex, in_scope
 from appliance_retrieval.terms import query_terms, search_terms
+from appliance_retrieval.unit_vectors import check_dimensions, check_query, check_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,8 +80,7 @@ class MemoryStore:
     async def create(self, collection: str, dimensions: int) -> None:
         """Make the collection unless it exists. Raises Conflict if it has other dimensions."""
         found = self._collections.setdefault(collection, _Collection(dimensions))
-        if found.dimensions != dimensions:
-            raise Conflict(f"{collection} keeps vectors of {found.dimensions} numbers, not {dimensions}")
+        check_dimensions(collection, found.dimensions, dimensions)
 
     async def drop(self, collection: str) -> None:
         """Remove the collection, if it exists."""
@@ -93,8 +92,7 @@ class MemoryStore:
 
         if (found := self._collections.get(collection)) is None:
             raise NotFound(f"there is no collection {collection}; create the vector store again")
-        if len(vectors) != 4 * found.dimensions * len(chunks):
-            raise Conflict(f"{collection} keeps vectors of {found.dimensions} numbers")
+        check_rows(collection, found.dimensions, len(vectors), len(chunks))
         found.index = None
         matrix = np.frombuffer(vectors, "<f4").reshape(len(chunks), found.dimensions)
         for chunk, vector in zip(chunks, matrix, strict=True):
@@ -130,12 +128,10 @@ class MemoryStore:
         """Nearest chunks by cosine."""
         import numpy as np
 
-        query = np.frombuffer(vector, "<f4")
         if (found := self._collections.get(collection)) is None:
             return []
-        if len(query) != found.dimensions:
-            raise Conflict(f"{collection} keeps vectors of {found.dimensions} numbers, not {len(query)}")
-        return found.searchable().nearest(query, limit, scope, where)
+        check_query(collection, found.dimensions, len(vector))
+        return found.searchable().nearest(np.frombuffer(vector, "<f4"), limit, scope, where)
 
     async def search_text(
         self, collection: str, query: str, *, limit: int, scope: Scope, where: Filter | None = None

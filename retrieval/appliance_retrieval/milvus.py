@@ -31,7 +31,6 @@ from appliance.plugin import (
     AppContext,
     Attributes,
     ConfigError,
-    Conflict,
     Filter,
     Hit,
     NotFound,
@@ -48,7 +47,7 @@ from appliance_retrieval.milvus_filter import EVERYTHING, literal, row_filter
 from appliance_retrieval.milvus_rows import make_rows, query_text
 from appliance_retrieval.milvus_server import check_address
 from appliance_retrieval.places import place_of
-from appliance_retrieval.unit_vectors import unit_rows
+from appliance_retrieval.unit_vectors import check_rows, unit_rows
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -139,8 +138,7 @@ class MilvusStore:
         if not chunks:
             return
         dimensions = await self._locked(collection, self._database.open, collection)
-        if len(vectors) != 4 * dimensions * len(chunks):
-            raise Conflict(f"{collection} keeps vectors of {dimensions} numbers; use the embedder it was made with")
+        check_rows(collection, dimensions, len(vectors), len(chunks))
         step = 4 * dimensions * _WRITE_ROWS
         for i in range(0, len(chunks), _WRITE_ROWS):
             part, start = chunks[i : i + _WRITE_ROWS], i // _WRITE_ROWS * step

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from appliance.plugin import (
-    Conflict,
     Hit,
     NotFound,
     OutOfSpace,
@@ -25,7 +24,7 @@ from appliance_retrieval.milvus_lite_server import LiteServer
 from appliance_retrieval.milvus_rows import OUTPUT, chunk_of, index_configs, make_schema, mutable_fields
 from appliance_retrieval.milvus_server import check_server
 from appliance_retrieval.terms import search_terms
-from appliance_retrieval.unit_vectors import check_query
+from appliance_retrieval.unit_vectors import check_dimensions, check_query
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -144,11 +143,7 @@ class MilvusDatabase:
         if not self._client.has_collection(collection):
             schema = make_schema(self._client, dimensions)
             self._client.create_collection(collection, schema=schema, consistency_level="Strong")
-        if (found := self.open(collection)) != dimensions:
-            raise Conflict(
-                f"{collection} keeps vectors of {found} numbers, not {dimensions};"
-                " use the embedder it was made with or index the store again"
-            )
+        check_dimensions(collection, self.open(collection), dimensions)
 
     def _index(self, collection: str) -> None:
         """Make the indexes that are missing, also those that a killed ``create`` left out."""

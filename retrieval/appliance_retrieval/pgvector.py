@@ -22,7 +22,6 @@ import msgspec
 from appliance.plugin import (
     AppContext,
     Attributes,
-    Conflict,
     Filter,
     Hit,
     NotFound,
@@ -49,7 +48,7 @@ from appliance_retrieval.pgvector_sql import (
 )
 from appliance_retrieval.places import place_of
 from appliance_retrieval.terms import BM25_B, BM25_K1, query_terms
-from appliance_retrieval.unit_vectors import check_query
+from appliance_retrieval.unit_vectors import check_dimensions, check_query, check_rows
 
 _QUERY_TERMS = 500
 _SIZE_SECONDS = 10.0
@@ -106,11 +105,7 @@ class PgvectorStore:
     async def create(self, collection: str, dimensions: int) -> None:
         """Make the collection unless it exists. Raises Conflict if it has other dimensions."""
         found = await self._database.create(stored(collection), dimensions)
-        if found.dimensions != dimensions:
-            raise Conflict(
-                f"{collection} keeps vectors of {found.dimensions} numbers, not {dimensions};"
-                " use the embedder it was made with or index the store again"
-            )
+        check_dimensions(collection, found.dimensions, dimensions)
 
     async def drop(self, collection: str) -> None:
         """Remove the collection with its data, if it exists."""
@@ -121,12 +116,8 @@ class PgvectorStore:
         table = await self._database.find(stored(collection))
         if table is None:
             raise NotFound(f"there is no collection {collection}; create the vector store again")
-        step = 4 * table.dimensions
-        if len(vectors) != step * len(chunks):
-            raise Conflict(
-                f"{collection} keeps vectors of {table.dimensions} numbers; use the embedder it was made with"
-            )
-        rows = await asyncio.to_thread(_rows, chunks, vectors, step)
+        check_rows(collection, table.dimensions, len(vectors), len(chunks))
+        rows = await asyncio.to_thread(_rows, chunks, vectors, 4 * table.dimensions)
         await self._database.write_all(table.upsert, rows)
 
     async def delete_file(self, collection: str, file_id: str) -> None:

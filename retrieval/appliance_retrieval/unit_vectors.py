@@ -1,4 +1,4 @@
-"""Vectors of length one, whose products are cosines."""
+"""Vectors of length one, whose products are cosines, and whether vectors are as long as a collection's."""
 
 from __future__ import annotations
 
@@ -25,6 +25,21 @@ def unit_rows(vectors: bytes, dimensions: int) -> NDArray[np.float32]:
     import numpy as np
 
     return scaled(np.frombuffer(vectors, "<f4").reshape(-1, dimensions))
+
+
+def check_dimensions(collection: str, dimensions: int, wanted: int) -> None:
+    """Look whether a collection that is there has vectors of the length wanted. Raises Conflict."""
+    if dimensions != wanted:
+        raise Conflict(
+            f"{collection} keeps vectors of {dimensions} numbers, not {wanted};"
+            " use the embedder it was made with or index the store again"
+        )
+
+
+def check_rows(collection: str, dimensions: int, size: int, rows: int) -> None:
+    """Look whether so many bytes are so many float32 vectors as long as the collection's. Raises Conflict."""
+    if size != 4 * dimensions * rows:
+        raise Conflict(f"{collection} keeps vectors of {dimensions} numbers; use the embedder it was made with")
 
 
 def check_query(collection: str, dimensions: int, size: int) -> None:

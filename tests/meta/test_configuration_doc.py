@@ -72,8 +72,13 @@ def settings_types() -> dict[str, type[Strict]]:
     """Every settings type of ours, by class name, the plugins' included."""
     for target in PLUGINS.values():
         importlib.import_module(target.partition(":")[0])
-    ours = [type_ for type_ in Strict.__subclasses__() if type_.__module__.partition(".")[0] in PACKAGES]
+    ours = [type_ for type_ in leaves(Strict) if type_.__module__.partition(".")[0] in PACKAGES]
     return {type_.__name__: type_ for type_ in ours}
+
+
+def leaves(type_: type[Strict]) -> list[type[Strict]]:
+    """The types below this one that have none below them: others are what several plugins share."""
+    return [leaf for below in type_.__subclasses__() for leaf in leaves(below)] or [type_]
 
 
 def table_below(heading: str) -> dict[str, str]:
