@@ -4,104 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+from crash_kit import Crash, living, parser_pool
 from eventually import until
-from reindex_kit import TwoModels, new_model, old_model
+from reindex_kit import TwoModels
 
-from appliance.errors import Conflict, RequestError, RetrievalUnavailable
+from appliance.errors import Conflict, RequestError
 from appliance.knowledge.parsing import ParserPool
-from appliance.protocols import VectorStore
 from appliance.types import Scope, Search
 from appliance_retrieval.memory import MemoryStore
 
-WRITES = {"create", "drop", "upsert", "delete_file", "set_attributes", "set_readers", "seal"}
 SEED = 5
 SAMPLE = 6
-
-
-class Crash:
-    """The end of a process at one of its durable steps: afterwards nothing that it does has an effect."""
-
-    def __init__(self, step: int, *, done: bool) -> None:
-        """Before the step with this number has an effect, or right after it (``done``)."""
-        self.step, self.done = step, done
-        self.steps = 0
-        self.over = False
-
-    def check(self) -> None:
-        if self.over:
-            raise RetrievalUnavailable("the process has ended")
-
-    def begin(self) -> int:
-        self.check()
-        self.steps += 1
-        if self.steps == self.step and not self.done:
-            self.end()
-        return self.steps
-
-    def after(self, number: int) -> None:
-        if number == self.step and self.done:
-            self.end()
-
-    def end(self) -> None:
-        self.over = True
-        self.check()
-
-
-class Mortal:
-    """A vector store whose writes count as steps."""
-
-    def __init__(self, inner: VectorStore, crash: Crash) -> None:
-        self._inner, self._crash = inner, crash
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-
-        async def call(*args: object, **options: object) -> object:
-            if name not in WRITES:
-                self._crash.check()
-                return await method(*args, **options)
-            number = self._crash.begin()
-            answer = await method(*args, **options)
-            self._crash.after(number)
-            return answer
-
-        return call
-
-
-def make_mortal(made: TwoModels, crash: Crash) -> None:
-    """Every transaction that writes is a step too."""
-    original = made.database.session
-
-    @asynccontextmanager
-    async def session(*, write: bool = True) -> AsyncIterator[Any]:
-        crash.check()
-        number = crash.begin() if write else 0
-        async with original(write=write) as opened:
-            yield opened
-        crash.after(number)
-
-    made.database.session = session  # type: ignore[method-assign]
-
-
-@asynccontextmanager
-async def living(folder: Path, backend: MemoryStore, parsers: ParserPool, crash: Crash) -> AsyncIterator[TwoModels]:
-    """A stack on what an earlier one left, which ends at the crash; its parsing processes are those of all."""
-    made = TwoModels(folder, {"old": old_model(), "new": new_model()}, store="memory", backend=Mortal(backend, crash))
-    await made.start()
-    await made.knowledge._ingestor._indexer.parsers.stop()
-    made.knowledge._ingestor._indexer.parsers = parsers
-    make_mortal(made, crash)
-    try:
-        yield made
-    finally:
-        with suppress(RequestError):
-            await made.knowledge.stop()
-        await made.database.stop()
 
 
 async def change(made: TwoModels, store: str, gone: str, late: str) -> None:
@@ -145,12 +62,8 @@ async def crash_at(folder: Path, parsers: ParserPool, step: int, *, done: bool) 
 
 @pytest.fixture
 async def parsers(tmp_path) -> AsyncIterator[ParserPool]:
-    made = TwoModels(tmp_path / "parsers", {"old": old_model()}, store="memory", backend=None)
-    pool = ParserPool(made.config, names=made.plugins.parser_names(), size=2)
-    try:
+    async with parser_pool(tmp_path / "parsers") as pool:
         yield pool
-    finally:
-        await pool.stop()
 
 
 async def test_r16_a_worker_that_ends_while_a_model_changes_loses_and_doubles_nothing(tmp_path, parsers) -> None:
