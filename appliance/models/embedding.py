@@ -41,16 +41,12 @@ class Answered:
         """Nothing to abort."""
 
 
-class EmbeddingEngine:
-    """Answers embedding calls from the worker's embedders."""
+class WorkerEngine:
+    """What the models that run in the worker have in common."""
 
-    def __init__(self, name: str, knowledge: Knowledge, lengths: Sequence[int] = ()) -> None:
-        """``lengths``: to how many dimensions vectors may be cut."""
+    def __init__(self, name: str, knowledge: Knowledge) -> None:
         self._name = name
         self._knowledge = knowledge
-        self._lengths = lengths
-        self._own: int | None = None
-        """The length of the model's vectors, once one was seen."""
 
     @property
     def ready(self) -> bool:
@@ -62,6 +58,17 @@ class EmbeddingEngine:
 
     async def stop(self) -> None:
         """The worker stops by itself."""
+
+
+class EmbeddingEngine(WorkerEngine):
+    """Answers embedding calls from the worker's embedders."""
+
+    def __init__(self, name: str, knowledge: Knowledge, lengths: Sequence[int] = ()) -> None:
+        """``lengths``: to how many dimensions vectors may be cut."""
+        super().__init__(name, knowledge)
+        self._lengths = lengths
+        self._own: int | None = None
+        """The length of the model's vectors, once one was seen."""
 
     async def generate(self, call: Call) -> Generation:
         """Embed every input. Raises BadRequest, RetrievalUnavailable."""

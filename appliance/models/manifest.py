@@ -20,8 +20,6 @@ WEIGHTS = frozenset({".safetensors", ".gguf", ".onnx"})
 KEPT = WEIGHTS | {".json", ".jinja", ".model", ".txt", ".md"}
 """File suffixes that are data to every reader. Pickles (.bin, .pt) and code are never kept."""
 
-_BLOCK = 2**20
-
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One file: path within the version, size in bytes, SHA-256 in hex."""
@@ -136,12 +134,10 @@ def _size(path: Path) -> int | None:
 
 
 def _hash(path: Path) -> str:
-    state = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            state.update(block)
+        found = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
-    return state.hexdigest()
+    return found
 
 
 def _paths(folder: Path) -> Iterator[Path]:

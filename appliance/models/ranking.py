@@ -5,30 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from appliance.errors import BadRequest
-from appliance.knowledge.api import Knowledge
-from appliance.models.embedding import Answered
+from appliance.models.embedding import Answered, WorkerEngine
 from appliance.protocols import Generation
 from appliance.types import Call
 from appliance.wire import RerankRequest, ScoreRequest
 
 
-class RankingEngine:
+class RankingEngine(WorkerEngine):
     """Answers from the worker's rerankers. They count no tokens, so its answers have no usage."""
-
-    def __init__(self, name: str, knowledge: Knowledge) -> None:
-        self._name = name
-        self._knowledge = knowledge
-
-    @property
-    def ready(self) -> bool:
-        """As ready as the worker is."""
-        return self._knowledge.ready
-
-    async def start(self) -> None:
-        """The worker starts by itself."""
-
-    async def stop(self) -> None:
-        """The worker stops by itself."""
 
     async def generate(self, call: Call) -> Generation:
         """Score every document, or every pair. Raises BadRequest, RetrievalUnavailable."""

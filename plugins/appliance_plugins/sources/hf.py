@@ -25,7 +25,6 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _REFERENCE = re.compile(rf"({_NAME}/{_NAME})(?:/([^@]+\.gguf))?(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
 _COPIES = ("original/", "consolidated")
 """Second copies of the weights in formats that only their makers' code reads."""
-_BLOCK = 2**20
 _POLL_SECONDS = 0.5
 
 
@@ -155,11 +154,8 @@ def _check(folder: Path, file: RepoSibling) -> None:
 
 
 def _sha256(path: Path) -> str:
-    state = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            state.update(block)
-    return state.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
