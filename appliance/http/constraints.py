@@ -175,10 +175,7 @@ def may_be_empty(pattern: str) -> int:
     """How many parts of a regular expression may match nothing; rather too many than too few."""
     if not any(sign in pattern for sign in "?*{|"):
         return 0
-    parts: list[str] = _TOKEN.findall(pattern)
-    if "[" not in pattern:
-        return _empties(parts)
-    return max(_empties(_with_classes_as_one(parts, *dialect)) for dialect in _CLASSES)
+    return max(map(_empties, _readings(pattern)))
 
 
 def _empties(parts: Sequence[str]) -> int:
@@ -206,10 +203,13 @@ def expanded(pattern: str) -> int:
     """
     if "{" not in pattern:
         return len(pattern)
+    return max(map(_written_out, _readings(pattern)))
+
+
+def _readings(pattern: str) -> list[list[str]]:
+    """The parts of a regular expression, once for each dialect in which they may differ."""
     parts: list[str] = _TOKEN.findall(pattern)
-    if "[" not in pattern:
-        return _written_out(parts)
-    return max(_written_out(_with_classes_as_one(parts, *dialect)) for dialect in _CLASSES)
+    return [_with_classes_as_one(parts, *dialect) for dialect in _CLASSES] if "[" in pattern else [parts]
 
 
 def _with_classes_as_one(parts: list[str], first_is_literal: bool, nested: bool) -> list[str]:
