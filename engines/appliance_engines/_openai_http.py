@@ -26,7 +26,7 @@ from appliance_engines._openai_media import PATHS as MEDIA_PATHS
 from appliance_engines._openai_media import Pieces, checked, encode_media, events
 from appliance_engines._openai_stream import Answer, Renamer, ReportedError, Stream, public
 
-__all__ = ["Client", "Timeouts", "Unreachable", "encode_request"]
+__all__ = ["Client", "Timeouts", "Unreachable", "encode_request", "post", "read"]
 
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 """Largest plain answer; embeddings of many long inputs are large."""
@@ -129,16 +129,9 @@ class Client:
     ) -> UpstreamResponse:
         """The response to a call, once its head is there with status 200. Raises RequestError."""
         upstream = self.streams if call.stream else self.plain
-        try:
-            response = await upstream.request("POST", path, body, {**(headers or {}), **_trace_headers(call)})
-        except UpstreamUnreachable as error:
-            raise Unreachable("the model is out of reach; try again", retry_after=1.0) from error
-        except UpstreamTimeout as error:
-            raise EngineTimeout("the model did not answer in time; try again or ask for fewer tokens") from error
-        except UpstreamError as error:
-            raise EngineError("the model's server closed the connection without an answer; try again") from error
+        response = await post(upstream, path, body, {**(headers or {}), **_trace_headers(call)})
         if response.status != 200:
-            raise self._refusal(response.status, response.headers, await _read(response), call)
+            raise self._refusal(response.status, response.headers, await read(response), call)
         return response
 
     async def aclose(self) -> None:
@@ -160,7 +153,7 @@ class Client:
         return stream
 
     async def _answer(self, response: UpstreamResponse, call: Call) -> Answer:
-        payload = await _read(response)
+        payload = await read(response)
         if payload.lstrip()[:1] != b"{" or (b'"error"' in payload and error_object(payload) is not None):
             raise EngineError("the model failed to answer; try again")
         if call.stream:
@@ -193,7 +186,26 @@ def encode_request(call: Call, model: str, salt: CacheSalt | None = None) -> byt
     return _encode_json({**extra, **body})
 
 
-async def _read(response: UpstreamResponse) -> bytes:
+async def post(
+    upstream: Upstream, path: str, body: bytes, headers: Mapping[str, str] | None = None
+) -> UpstreamResponse:
+    """The response to a request, once its head is there.
+
+    Raises:
+        Unreachable, EngineTimeout, EngineError
+    """
+    try:
+        return await upstream.request("POST", path, body, headers)
+    except UpstreamUnreachable as error:
+        raise Unreachable("the model is out of reach; try again", retry_after=1.0) from error
+    except UpstreamTimeout as error:
+        raise EngineTimeout("the model did not answer in time; try again or ask for fewer tokens") from error
+    except UpstreamError as error:
+        raise EngineError("the model's server closed the connection without an answer; try again") from error
+
+
+async def read(response: UpstreamResponse) -> bytes:
+    """The whole of a response, which is let go of. Raises EngineTimeout, EngineError where it breaks off."""
     try:
         return await response.read(MAX_ANSWER_BYTES)
     except UpstreamTimeout as error:

@@ -10,20 +10,15 @@ from appliance.plugin import (
     Call,
     DetokenizeRequest,
     EngineError,
-    EngineTimeout,
-    EngineUnavailable,
     TokenizeRequest,
     Tokens,
     Upstream,
-    UpstreamError,
-    UpstreamTimeout,
-    UpstreamUnreachable,
 )
 from appliance_engines._openai_errors import Refusal
+from appliance_engines._openai_http import post, read
 
 __all__ = ["VllmTokenizer"]
 
-MAX_ANSWER_BYTES = 128 * 1024 * 1024
 _T = TypeVar("_T")
 
 
@@ -49,15 +44,8 @@ class VllmTokenizer:
         return (await self._ask("/detokenize", body, _call(request), _Text)).prompt
 
     async def _ask(self, path: str, body: msgspec.Struct, call: Call, type_: type[_T]) -> _T:
-        try:
-            response = await self._upstream.request("POST", path, msgspec.json.encode(body))
-            payload = await response.read(MAX_ANSWER_BYTES)
-        except UpstreamUnreachable as error:
-            raise EngineUnavailable("the model is out of reach; try again", retry_after=1.0) from error
-        except UpstreamTimeout as error:
-            raise EngineTimeout("the model did not answer in time; try again or send less") from error
-        except UpstreamError as error:
-            raise EngineError("the model's server closed the connection without an answer; try again") from error
+        response = await post(self._upstream, path, msgspec.json.encode(body))
+        payload = await read(response)
         if response.status != 200:
             raise self._refusal(response.status, response.headers, payload, call)
         try:
