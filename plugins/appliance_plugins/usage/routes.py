@@ -58,15 +58,8 @@ class Routes:
             return await self._answer(request, {})
 
         return [
-            HTTPRouteHandler("/v1/usage", http_method=["GET", "HEAD"], opt={"action": "usage.read"}, status_code=200)(
-                own_usage
-            ),
-            HTTPRouteHandler(
-                "/v1/organization/usage",
-                http_method=["GET", "HEAD"],
-                opt={"action": "usage.read_all"},
-                status_code=200,
-            )(tenant_usage),
+            _route("/v1/usage", "usage.read")(own_usage),
+            _route("/v1/organization/usage", "usage.read_all")(tenant_usage),
         ]
 
     async def _answer(self, request: HttpRequest, own: _Only) -> Response[bytes]:
@@ -79,8 +72,11 @@ class Routes:
             tenant=request.scope["user"].tenant,
             only=(query.only, own),
         )
-        headers = {"x-request-id": request.scope["state"]["request_id"]}
-        return Response(_encode(_page(query, rows)), media_type="application/json", headers=headers)
+        return Response(_encode(_page(query, rows)), media_type="application/json")
+
+
+def _route(path: str, action: str) -> HTTPRouteHandler:
+    return HTTPRouteHandler(path, http_method=["GET", "HEAD"], opt={"action": action}, status_code=200)
 
 
 def parse_query(given: Sequence[tuple[str, str]], today: date) -> Query:
