@@ -31,6 +31,8 @@ class Keeping:
         self._id = new_id(PREFIX)
         self._body: Json = {}
         self._choices: dict[int, Json] = {}
+        self._calls: dict[tuple[int, int], Json] = {}
+        """Tool calls by their choice and index, which an engine may begin anywhere."""
 
     def feed(self, chunk: Chunk) -> Chunk:
         """Take a chunk in, the only one of a plain answer too; give it back as it goes out."""
@@ -65,12 +67,24 @@ class Keeping:
         choice = self._choices.setdefault(
             index, {"index": index, "message": message, "logprobs": None, "finish_reason": "stop"}
         )
-        _extend(choice["message"], piece.get("delta") or {})
+        delta = piece.get("delta") or {}
+        _extend(choice["message"], delta)
+        for call in delta.get("tool_calls") or ():
+            self._add_call(choice["message"], (index, call.get("index", 0)), call)
         for kind, entries in (piece.get("logprobs") or {}).items():
             if entries:
                 choice["logprobs"] = choice["logprobs"] or {"content": None, "refusal": None}
                 choice["logprobs"][kind] = (choice["logprobs"].get(kind) or []) + entries
         choice["finish_reason"] = piece.get("finish_reason") or choice["finish_reason"]
+
+    def _add_call(self, message: Json, place: tuple[int, int], piece: Json) -> None:
+        """The first piece of a call names it; those after it bring more of its arguments."""
+        call = self._calls.get(place)
+        if call is None:
+            call = self._calls[place] = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+            message.setdefault("tool_calls", []).append(call)
+        call["id"] = call["id"] or piece.get("id") or ""
+        _extend_object(call["function"], piece.get("function") or {})
 
     def _joined(self, usage: Usage) -> Json:
         """The stream as the plain answer that it would have been."""
@@ -85,29 +99,16 @@ class Keeping:
 
 
 def _extend(message: Json, delta: Json) -> None:
-    """Add a delta to a message: texts and lists grow, tool calls by their index."""
+    """Add a delta to a message: texts and lists grow. Tool calls are not added here."""
     for name, value in delta.items():
-        if value is None or name == "role":
+        if value is None or name in ("role", "tool_calls"):
             continue
-        if name == "tool_calls":
-            for call in value:
-                _extend_tool_call(message.setdefault("tool_calls", []), call)
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             _extend_object(message.setdefault(name, {}), value)
         elif isinstance(value, str | list):
             message[name] = message[name] + value if message.get(name) else value
         else:
             message[name] = value
-
-
-def _extend_tool_call(calls: list[Json], piece: Json) -> None:
-    """The first piece of a call names it; those after it bring more of its arguments."""
-    place = piece.get("index", 0)
-    while len(calls) <= place:
-        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-    call = calls[place]
-    call["id"] = call["id"] or piece.get("id") or ""
-    _extend_object(call["function"], piece.get("function") or {})
 
 
 def _extend_object(target: Json, piece: Json) -> None:

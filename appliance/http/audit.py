@@ -32,16 +32,6 @@ _MAX_SEQ = 2**53
 _MOST_READERS = 100
 
 
-class AuditEventList(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of the log. ``first_id`` and ``last_id`` are numbers of entries, for ``before`` and ``after``."""
-
-    object: str
-    data: list[audit.AuditRecord]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 class EventPage(Page, frozen=True, kw_only=True):
     """The parameters of the log; times as ``2026-11-30T09:00:00Z``, ``after`` and ``before`` are numbers of entries."""
 

@@ -46,6 +46,7 @@ from appliance.media.requests import (
 )
 from appliance.permissions import PUBLIC
 from appliance.responses.request import ResponsesRequest
+from appliance.storage.audit import AuditRecord
 from appliance.types import Tokens
 from appliance.wire import (
     ChatRequest,
@@ -249,7 +250,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("POST", f"{_JOB}/cancel", "batches.write", "Cancel a batch", batches.cancel_batch,
           returns=batches.BatchObject, audit="batches.cancel"),
     Entry("GET", "/v1/audit/events", "audit.read", "Read the audit log", audit.list_events,
-          returns=audit.AuditEventList, query=audit.EventPage),
+          returns=answers.Listing[AuditRecord], query=audit.EventPage),
     Entry("GET", "/livez", PUBLIC, "Is the process alive?", health.livez, returns=health.Health),
     Entry("GET", "/readyz", PUBLIC, "Can requests be answered?", health.readyz, returns=health.Health),
     Entry("GET", "/openapi.json", "docs.read", "This document", openapi.document, returns=answers.Object),

@@ -70,6 +70,13 @@ async def test_the_stored_stream_is_of_the_clients_type(box) -> None:
         assert body.usage.total_tokens == chunks[-1].usage.total_tokens > 0
 
 
+async def test_a_call_is_kept_alone_wherever_its_engine_begins_to_count(box) -> None:
+    async with box([CallTool("{", index=1_000), CallTool('"x": 1}', index=1_000)]) as b:
+        (one,) = {chunk.id async for chunk in await made(b, stream=True)}
+        (call,) = (await stored(b, one))["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "tool", "arguments": '{"x": 1}'}
+
+
 @pytest.mark.parametrize("store", [False, None])
 async def test_without_store_nothing_is_kept(box, store) -> None:
     async with box() as b:
