@@ -71,13 +71,15 @@ serve: $(VENV)/.serve ## Install, pull the models, serve on 127.0.0.1:$(PORT)
 	@exec $(BIN)/appliance serve --config $(CONFIG) --port $(PORT)
 
 # What a package is looked for by; PostgreSQL's server lies outside PATH on Debian.
-test-deps: ## Install the servers that the tests start: PostgreSQL, Redis, Node; and Tesseract's English (Debian packages)
+test-deps: ## Install what the tests start: PostgreSQL, Redis, Node, Chromium; and Tesseract's English (Debian packages)
 	@wanted=; \
 	ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || command -v initdb > /dev/null || wanted="$$wanted postgresql"; \
 	command -v redis-server > /dev/null || wanted="$$wanted redis-server"; \
 	command -v node > /dev/null || wanted="$$wanted nodejs"; \
 	command -v npm > /dev/null || wanted="$$wanted npm"; \
 	ls /usr/share/tesseract-ocr/*/tessdata/eng.traineddata > /dev/null 2>&1 || wanted="$$wanted tesseract-ocr-eng"; \
+	command -v chromium > /dev/null || wanted="$$wanted chromium"; \
+	PATH="$$PATH:/usr/sbin" command -v clamd > /dev/null || wanted="$$wanted clamav-daemon"; \
 	[ -n "$$wanted" ] || exit 0; \
 	command -v apt-get > /dev/null || { echo "error: no apt-get here; install by hand:$$wanted" >&2; exit 1; }; \
 	if [ "$$(id -u)" = 0 ]; then root=; elif command -v sudo > /dev/null; then root=sudo; \

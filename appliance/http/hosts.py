@@ -1,7 +1,9 @@
 """Keeps web pages out while nobody is asked for a key, and where the configuration says so always.
 
 A page in the browser of somebody on this machine can reach ``localhost``: under its own name, once that name resolves
-to 127.0.0.1 (DNS rebinding), or by a form. The first shows in ``Host``, the second in ``Origin``.
+to 127.0.0.1 (DNS rebinding), or by a form or a beacon, for which no browser asks the server first (CSRF). The first
+shows in ``Host``, the second in ``Sec-Fetch-Site`` and ``Origin``, which no page can change (W3C Fetch Metadata; WHATWG
+Fetch, "Origin header").
 """
 
 from __future__ import annotations
@@ -43,15 +45,28 @@ def check_page(method: str, headers: Mapping[str, str], server: ServerConfig) ->
             "(appliance keys create)",
             code="host_not_allowed",
         )
-    origin = headers.get("origin")
-    if origin is None or method in _SAFE or origin in server.cors_origins or "*" in server.cors_origins:
+    if method in _SAFE or _is_own_page(host, headers, server):
         return
-    if not _is_ours(origin.partition("://")[2], server):
-        raise Forbidden(
-            f"without API keys the page {origin[:80]!r} may not call this server; list it under server.cors_origins or "
-            "create a key (appliance keys create)",
-            code="origin_not_allowed",
-        )
+    origin = headers.get("origin", "of another site")
+    raise Forbidden(
+        f"without API keys the page {origin[:80]!r} may not call this server; list it under server.cors_origins or "
+        "create a key (appliance keys create)",
+        code="origin_not_allowed",
+    )
+
+
+def _is_own_page(host: str | None, headers: Mapping[str, str], server: ServerConfig) -> bool:
+    """Whether no page made the request, or one of this very origin or a configured one; another port is another origin.
+
+    The browser's own word comes before the comparison, since a proxy may have changed ``Host``; it gives that word only
+    to ``https`` and loopback.
+    """
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin in server.cors_origins or "*" in server.cors_origins:
+        return True
+    if site is not None:
+        return site in ("same-origin", "none")
+    return origin is None or origin.partition("://")[2] == host
 
 
 @lru_cache(maxsize=64)

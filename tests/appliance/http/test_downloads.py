@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from pathlib import Path
 from urllib.parse import unquote
 
 import httpx
 import pytest
 import pytest_asyncio
+from eventually import until
 from loopback import http_client
 
 from appliance.http import files
@@ -44,6 +48,7 @@ async def test_D5_no_browser_renders_what_was_uploaded(client: httpx.AsyncClient
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
     kind, _, given = answer.headers["content-disposition"].partition("; filename*=UTF-8''")
     assert kind == "attachment"
     assert given.isascii()
@@ -64,6 +69,27 @@ async def test_nothing_is_read_of_a_file_for_a_head(client: httpx.AsyncClient, m
     head = await client.head(path)
     assert (head.status_code, head.headers["content-length"], read) == (200, "3", [])
     assert ((await client.get(path)).content, read) == (b"abc", [1])
+
+
+async def test_a_client_that_leaves_at_once_leaves_no_file_open(tmp_path: Path, monkeypatch) -> None:
+    """Browsers begin a download, and break it off when they see that it is one."""
+    (tmp_path / "f").write_bytes(b"abc")
+    left, opened, open_it = threading.Event(), [], Path.open
+
+    def opens(self: Path, *arguments: str):
+        if threading.current_thread() is not threading.main_thread():
+            left.wait(20)
+        opened.append(open_it(self, *arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(Path, "open", opens)
+    reading = asyncio.create_task(anext(files._read(tmp_path / "f")))
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading], timeout=20)
+    left.set()
+    await until(lambda: opened)
+    await until(lambda: opened[0].closed)
 
 
 async def test_D5_what_is_no_file_is_json_and_says_so(client: httpx.AsyncClient) -> None:

@@ -10,6 +10,7 @@ from loopback import assert_openai_error, box, raw_answer
 from appliance.plugin import Principal
 
 FOREIGN = ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "evil-localhost"]
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 OURS = ["localhost", "LOCALHOST:8000", "localhost.", "app.localhost", "127.0.0.1:1", "[::1]:8000", "10.1.2.3", "box"]
 
 
@@ -39,23 +40,38 @@ async def test_localhost_addresses_and_allowed_hosts_are_served(tmp_path, host):
         assert (await served.client.get("/v1/models", headers={"host": host})).status_code == 200
 
 
+FOREIGN_PAGES = [
+    "http://evil.example", "null", "http://evil.example:8000", "http://localhost@evil.example",
+    "http://203.0.113.9", "http://localhost:3000", "http://127.0.0.1:3000", "http://[::1]", "file://",
+]  # fmt: skip
+"""Also those of addresses and of other programs on this machine: who serves them is not known."""
+
+
 @pytest.mark.parametrize("method", ["POST", "DELETE", "PUT", "PATCH"])
-@pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "http://evil.example:8000", "http://localhost@evil.example"]
-)
+@pytest.mark.parametrize("origin", FOREIGN_PAGES)
 async def test_g7_a_foreign_page_cannot_change_anything_while_there_is_no_key(tmp_path, method, origin):
-    async with box(tmp_path) as served:
+    async with box(tmp_path, config={"server": {"allowed_hosts": ["*"]}}) as served:
         response = await served.client.request(method, "/v1/chat/completions", headers={"origin": origin})
     assert assert_openai_error(response, 403)["code"] == "origin_not_allowed"
     assert "www-authenticate" not in response.headers
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:8000", "https://chat.example.org"])
-async def test_local_pages_and_configured_origins_may_call(tmp_path, origin):
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_g7_a_browser_that_says_the_page_is_foreign_is_believed(tmp_path, site):
+    async with box(tmp_path) as served:
+        own = {"origin": served.url, "sec-fetch-site": site}
+        for headers in (own, {"sec-fetch-site": site}):
+            response = await served.client.post("/v1/chat/completions", headers=headers)
+            assert assert_openai_error(response, 403)["code"] == "origin_not_allowed"
+
+
+async def test_own_pages_and_configured_origins_may_call(tmp_path):
     async with box(tmp_path, config={"server": {"cors_origins": ["https://chat.example.org"]}}) as served:
-        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        response = await served.client.post("/v1/chat/completions", json=body, headers={"origin": origin})
-    assert response.status_code == 200
+        behind_a_proxy = {"origin": "http://localhost:3000", "sec-fetch-site": "same-origin"}
+        chat = {"origin": "https://chat.example.org", "sec-fetch-site": "cross-site"}
+        for headers in ({"origin": served.url}, behind_a_proxy, {"sec-fetch-site": "none"}, chat):
+            response = await served.post("/v1/chat/completions", BODY, headers)
+            assert response.status_code == 200, headers
 
 
 async def test_with_a_key_any_host_name_is_served_unless_hosts_are_enforced(tmp_path):
