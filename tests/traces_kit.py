@@ -17,7 +17,7 @@ class Traces:
 
     def __init__(self, **settings: Any) -> None:
         self._memory = InMemorySpanExporter()
-        self.telemetry = build(OtelSettings(**settings), SimpleSpanProcessor(self._memory))
+        self.telemetry = build(OtelSettings(**settings), lambda _: SimpleSpanProcessor(self._memory))
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:

@@ -6,7 +6,8 @@
 
 The server span is named ``chat {model}``; retrieval and generation are its children; no span per chunk. The caller's
 ``traceparent`` is continued. Spans wait in a bounded queue that a thread sends off, so a dead collector costs spans,
-never time. Without an endpoint, here or in OTEL_EXPORTER_OTLP_ENDPOINT, nothing is traced. No global state is touched.
+never time. Headers, certificates and compression are those of OTEL_EXPORTER_OTLP_*. Without an endpoint, here or in
+OTEL_EXPORTER_OTLP_ENDPOINT, nothing is traced. No global state is touched.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from appliance.plugin import Lifespan, Strict, Telemetry, hookimpl
-from appliance_observability._otlp import endpoint_of
+from appliance_observability._otlp import endpoint_of, trace_collector
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import SpanProcessor
 
+    from appliance_observability._otlp import Collector
     from appliance_observability._spans import OtelTelemetry
 
-_BATCH_SPANS = 128
-_SEND_SECONDS = 5.0
 _FLUSH_SECONDS = 5.0
 
 
@@ -47,10 +48,10 @@ class OtelSettings(Strict, frozen=True):
 
 
 class Plugin:
-    """One instance an app, so that the hooks share one tracer provider."""
+    """One instance an app, so that the hooks share one processor of spans."""
 
     def __init__(self) -> None:
-        self._provider: TracerProvider | None = None
+        self._processor: SpanProcessor | None = None
 
     @hookimpl
     def appliance_settings(self) -> type[msgspec.Struct]:
@@ -60,10 +61,12 @@ class Plugin:
     @hookimpl
     def appliance_telemetry(self, settings: OtelSettings) -> Telemetry | None:
         """Traces, if there is somewhere to send them."""
-        if not _endpoint(settings):
+        endpoint = endpoint_of(settings.endpoint, "traces", "plugin.otel.endpoint")
+        if endpoint is None:
             return None
-        telemetry = build(settings, _sending(settings))
-        self._provider = telemetry.provider
+        collector = trace_collector(endpoint)
+        telemetry = build(settings, lambda resource: _sender(collector, resource))
+        self._processor = telemetry.processor
         return telemetry
 
     @hookimpl
@@ -76,26 +79,25 @@ class Plugin:
         try:
             yield
         finally:
-            if self._provider is not None:
-                await asyncio.to_thread(within, _FLUSH_SECONDS, self._provider.shutdown)
+            if self._processor is not None:
+                await asyncio.to_thread(within, _FLUSH_SECONDS, self._processor.shutdown)
 
 
-def build(settings: OtelSettings, processor: SpanProcessor) -> OtelTelemetry:
-    """A tracer of its own; ``processor`` gets the spans that end."""
+def build(settings: OtelSettings, processor: Callable[[Resource], SpanProcessor]) -> OtelTelemetry:
+    """Traces by the settings; ``processor`` makes, for the resource, what gets the spans that end."""
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
     from appliance_observability._spans import OtelTelemetry
 
     name = settings.service_name or os.environ.get("OTEL_SERVICE_NAME") or "appliance"
-    provider = TracerProvider(
-        resource=Resource.create({"service.name": name}),
-        sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
-        shutdown_on_exit=False,
+    resource = Resource.create({"service.name": name})
+    return OtelTelemetry(
+        processor(resource),
+        resource,
+        ParentBased(TraceIdRatioBased(settings.sample_ratio)),
+        capture_content=settings.capture_content,
     )
-    provider.add_span_processor(processor)
-    return OtelTelemetry(provider, capture_content=settings.capture_content)
 
 
 def within(seconds: float, work: Callable[[], object]) -> None:
@@ -105,16 +107,7 @@ def within(seconds: float, work: Callable[[], object]) -> None:
     thread.join(seconds)
 
 
-def _sending(settings: OtelSettings) -> SpanProcessor:
-    """Sends spans to the endpoint. Raises ConfigError for one that is no URL."""
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+def _sender(collector: Collector, resource: Resource) -> SpanProcessor:
+    from appliance_observability._sender import SpanSender
 
-    exporter = OTLPSpanExporter(endpoint=_endpoint(settings), timeout=_SEND_SECONDS)
-    # Encoding a batch holds up the event loop now and then, a small one for less than a millisecond.
-    batch = int(os.environ.get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", _BATCH_SPANS))
-    return BatchSpanProcessor(exporter, max_export_batch_size=batch)
-
-
-def _endpoint(settings: OtelSettings) -> str | None:
-    return endpoint_of(settings.endpoint, "traces", "plugin.otel.endpoint")
+    return SpanSender(collector, resource)
