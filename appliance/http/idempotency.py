@@ -155,7 +155,8 @@ async def fingerprint_of(method: str, path: str, query: bytes, body: bytes) -> s
 
 
 def _begun(method: str, path: str, query: bytes, body: bytes = b"") -> hashlib._Hash:
-    return hashlib.sha256(b"\0".join((method.encode(), path.encode("utf-8", "surrogatepass"), query, body)))
+    parts = method.encode(), path.encode("utf-8", "surrogatepass"), query
+    return hashlib.sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts) + body)
 
 
 class _BodyDigest:

@@ -47,7 +47,9 @@ def row_id(tenant: str, caller: str, key: str) -> str:
 
 
 def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    """Of parts with their lengths, so that other parts never come to the same bytes."""
+    framed = "".join(f"{len(part)}:{part}" for part in parts)
+    return hashlib.sha256(framed.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
 
 
 async def claim(session: TenantSession, kept_id: str) -> KeptAnswer:

@@ -128,6 +128,29 @@ async def test_o25_what_one_replica_makes_is_there_on_the_others_until_it_is_del
             assert (await replicas.ask("GET", one, key, of=name)).status_code == 404
 
 
+async def test_o25_files_and_answers_and_keys_of_one_replica_are_known_to_the_others(replicas, key) -> None:
+    for number in range(10):
+        form = {"files": {"file": (f"{number}.txt", b"zebrafinch")}, "data": {"purpose": "assistants"}}
+        file = f"/v1/files/{(await replicas.ask('POST', '/v1/files', key, **form)).json()['id']}"
+        assert (await replicas.ask("GET", f"{file}/content", key)).content == b"zebrafinch"
+        asked = {"model": "m", "input": "hi"}
+        first = (await replicas.ask("POST", "/v1/responses", key, json=asked)).json()["id"]
+        follow_up = {"model": "m", "input": "and", "previous_response_id": first}
+        second = await replicas.ask("POST", "/v1/responses", key, json=follow_up)
+        assert second.status_code == 200, second.text
+        for path in (file, f"/v1/responses/{first}", f"/v1/responses/{second.json()['id']}"):
+            for name in NAMES:
+                assert (await replicas.ask("GET", path, key, of=name)).status_code == 200
+            assert (await replicas.ask("DELETE", path, key)).status_code == 200
+            for name in NAMES:
+                assert (await replicas.ask("GET", path, key, of=name)).status_code == 404
+        gone = await replicas.ask("POST", "/v1/responses", key, json=follow_up)
+        assert gone.status_code == 404
+    made = await asyncio.to_thread(replicas.key, "--name", "new")
+    for name in NAMES:
+        assert (await replicas.ask("GET", "/v1/models", made["key"], of=name)).status_code == 200
+
+
 async def test_a_configured_store_is_made_once_and_found_by_all(replicas, key) -> None:
     for name in NAMES:
         listed = (await replicas.ask("GET", "/v1/vector_stores?limit=100", key, of=name)).json()["data"]

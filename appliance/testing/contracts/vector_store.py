@@ -170,7 +170,7 @@ class VectorStoreContract:
         assert sorted(await _search(store)) == ["file-a:0", "file-a:1"]
 
     @pytest.mark.parametrize("file_id", ['x") or true or ("', 'x" or "1"=="1', "O'Brien", "x\\"])
-    async def test_o26_deleting_a_strangely_named_file_deletes_only_that(
+    async def test_b6_o26_deleting_a_strangely_named_file_deletes_only_that(
         self, store: VectorStore, file_id: str
     ) -> None:
         await _fill(store, chunk(0), chunk(0, file_id=file_id))
@@ -220,7 +220,7 @@ class VectorStoreContract:
         assert sorted(found) == ["file-a:0", "file-a:2", "file-a:8"]
 
     @pytest.mark.parametrize("sealed", [False, True])
-    async def test_o26_a_filter_value_finds_exactly_its_own_row(self, store: VectorStore, sealed: bool) -> None:
+    async def test_b6_o26_a_filter_value_finds_exactly_its_own_row(self, store: VectorStore, sealed: bool) -> None:
         chunks = [chunk(i, attributes={"owner": value}) for i, value in enumerate(TRICKY)]
         strangers = [chunk(i, file_id="file-b", attributes=c.attributes, tenant="other") for i, c in enumerate(chunks)]
         await _fill(store, *chunks, *strangers, chunk(99))
@@ -234,12 +234,12 @@ class VectorStoreContract:
                 assert await _search(store, where=where) == [own.id]
 
     @pytest.mark.parametrize("key", ['k"] or true or $meta["k', "k' or '1'=='1", "tenant", "readers", "id", "owner\\"])
-    async def test_o26_a_filter_key_reaches_only_attributes(self, store: VectorStore, key: str) -> None:
+    async def test_b6_o26_a_filter_key_reaches_only_attributes(self, store: VectorStore, key: str) -> None:
         await _fill(store, chunk(0, attributes={"k": "x"}), chunk(1, attributes={key: "default"}))
         assert await _search(store, where=Comparison(key=key, type="eq", value="default")) == ["file-a:1"]
         assert await _search(store, where=Comparison(key=key, type="ne", value="default")) == ["file-a:0"]
 
-    async def test_o26_no_filter_reaches_another_tenant_or_reader(self, store: VectorStore) -> None:
+    async def test_b6_o26_no_filter_reaches_another_tenant_or_reader(self, store: VectorStore) -> None:
         always = Compound(
             type="or", filters=(Comparison(key="x", type="ne", value=1), Comparison(key="x", type="eq", value=1))
         )
@@ -256,7 +256,7 @@ class VectorStoreContract:
         ],
     )
     @given(data=st.data())
-    async def test_o26_filters_mean_what_the_reference_says(self, store: VectorStore, data: st.DataObject) -> None:
+    async def test_b6_o26_filters_mean_what_the_reference_says(self, store: VectorStore, data: st.DataObject) -> None:
         await store.delete_file(COLLECTION, "file-a")
         rows = data.draw(st.lists(ATTRIBUTES, min_size=1, max_size=6))
         await _fill(store, *(chunk(i, attributes=attributes) for i, attributes in enumerate(rows)))
@@ -342,7 +342,7 @@ class VectorStoreContract:
         ],
     )
     @given(data=st.data())
-    async def test_o26_no_filter_leads_out_of_the_tenant_and_its_readers(
+    async def test_b6_o26_no_filter_leads_out_of_the_tenant_and_its_readers(
         self, store: VectorStore, data: st.DataObject
     ) -> None:
         await store.delete_file(COLLECTION, "file-a")

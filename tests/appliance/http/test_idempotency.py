@@ -8,10 +8,13 @@ import pytest
 from client_types import exactly
 from eventually import eventually, until
 from every_route import GENERATING
+from hypothesis import example, given
+from hypothesis import strategies as st
 from inline import Everything, Keys, provides
 from openai.types.responses import Response
 from sqlalchemy import select, update
 
+from appliance.http.idempotency import fingerprint_of
 from appliance.http.routes import TABLE
 from appliance.plugin import Forbidden, Principal
 from appliance.storage import idempotency
@@ -94,6 +97,43 @@ async def test_keys_are_their_callers(box) -> None:
             for name in callers
         ]
         assert len({conversation["id"] for conversation in made}) == 3
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_b9_the_same_key_and_question_of_another_tenant_or_caller_gets_an_answer_of_its_own(box, path) -> None:
+    callers = {
+        "ann": Principal(id="key:1", tenant="a"),
+        "bob": Principal(id="key:2", tenant="a"),
+        "eve": Principal(id="key:1", tenant="b"),
+    }
+    keys = provides(authenticators=[Keys(callers)], authorizers=[Everything()])
+    async with box([Emit("one")], config={}, keys=keys) as b:
+        for replayed in (None, "true"):
+            for name in callers:
+                headers = KEY | {"authorization": f"Bearer {name}"}
+                reply = await b.client.post(path, json=GENERATING[path], headers=headers)
+                assert (reply.status_code, reply.headers.get("idempotent-replayed")) == (200, replayed)
+        asked = [(diary.call.principal.tenant, diary.call.principal.id) for diary in b.engine.diaries]
+        assert asked == [(caller.tenant, caller.id) for caller in callers.values()]
+
+
+@given(
+    one=st.tuples(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1)),
+    other=st.tuples(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1)),
+)
+@example(one=("a\0b", "c", "k"), other=("a", "b\0c", "k"))
+@example(one=("a", "1:b", "k"), other=("a1:", "b", "k"))
+@example(one=("\u212a", "c", "k"), other=("K", "c", "k"))
+def test_B10_other_tenants_callers_and_keys_have_other_rows(one, other) -> None:
+    assert (idempotency.row_id(*one) == idempotency.row_id(*other)) == (one == other)
+
+
+async def test_B10_another_path_query_or_body_is_another_request() -> None:
+    requests = [
+        ("/a\0b", b"", b"c"), ("/a", b"b", b"\0c"), ("/a", b"b\0", b"c"), ("/a", b"", b"bc"), ("/ab", b"", b"c"),
+        ("/a", b"bc", b""), ("/a1:b", b"", b""), ("/a", b"1:b", b""),
+    ]  # fmt: skip
+    assert len({await fingerprint_of("POST", *request) for request in requests}) == len(requests)
 
 
 async def test_of_two_at_once_one_is_done_and_the_other_waits_its_turn(box) -> None:

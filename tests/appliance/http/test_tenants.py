@@ -420,21 +420,73 @@ async def test_o38_stores_bound_to_a_model_are_looked_for_in_the_callers_tenant(
         assert found.status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_o38_no_other_form_of_chat_searches_a_store_of_another_tenant(world, path, stream) -> None:
+    store = world.foreign["vector_store_id"]
+    asked = {"model": "m", "stream": stream} | ({"input": "hi"} if "responses" in path else chat(max_tokens=5))
+    for caller, status in (("b", 404), ("a", 200)):
+        answers = [
+            await world.clients[caller].post(path, json=asked | {"tools": searching(name)["tools"]})
+            for name in (store, world.unknown(store))
+        ]
+        assert [answer.status_code for answer in answers] == [status, 404], answers[0].text
+        if caller == "b":
+            assert answers[0].text.replace(store, world.unknown(store)) == answers[1].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_o38_a_response_refers_to_no_item_of_another_tenant(world, stream) -> None:
+    item = world.foreign["item_id"]
+    for fields in ({}, {"conversation": world.own["conversation_id"]}):
+        answers = []
+        for name in (item, world.unknown(item)):
+            asked = {"model": "m", "input": [{"type": "item_reference", "id": name}], "stream": stream}
+            answers.append(await world.clients["b"].post("/v1/responses", json=asked | fields))
+        assert [answer.status_code for answer in answers] == [404, 404], answers[0].text
+        assert answers[0].text.replace(item, world.unknown(item)) == answers[1].text
+
+
 WRITES = [entry for entry in TABLE if entry.body is not None]
-NOT_THEIRS = {"tenant": "b", "owner": "b", "role": "admin", "roles": ["admin"], "quota": 9, "user_id": "b", "id": "x"}
+NOT_THEIRS = {
+    "tenant": "b", "owner": "b", "role": "admin", "roles": ["admin"], "quota": 9, "user_id": "b", "user": "b",
+    "id": "x", "principal": {"id": "bob", "tenant": "b"}, "permissions": ["*"], "created_by": "b", "spend_per_day": 9,
+}  # fmt: skip
+OWNERSHIP = ("tenant", "user", "user_id", "owner", "principal")
+"""Columns that say whose a row is."""
 
 
+def claiming(value: Any) -> Any:
+    """The value with fields in each of its objects that only the server may set."""
+    if isinstance(value, dict):
+        return NOT_THEIRS | {name: claiming(item) for name, item in value.items()}
+    return [claiming(item) for item in value] if isinstance(value, list) else value
+
+
+async def owners(world: World) -> set[str]:
+    """Whose all rows are."""
+    models = [mapper.class_ for mapper in Base.registry.mappers if issubclass(mapper.class_, Tenanted)]
+    columns = [table.c[name] for table in (m.__table__ for m in models) for name in OWNERSHIP if name in table.c]
+    async with world.app.state.runtime.database.session(write=False) as session:
+        return {
+            f"{column}: {value}" for column in columns for value in await session.scalars(select(column).distinct())
+        }
+
+
+@pytest.mark.parametrize("depth", ["at the top", "everywhere"])
 @pytest.mark.parametrize("entry", WRITES, ids=lambda entry: entry.path)
-async def test_b3_tenant_owner_role_and_quota_in_a_body_change_nothing(world, entry) -> None:
-    of_b = await everything_of(world, "b")
+async def test_b3_tenant_owner_role_and_quota_in_a_body_change_nothing(world, entry, depth) -> None:
+    of_b, before = await everything_of(world, "b"), await owners(world)
     path = re.sub(r"\{(\w+):\w+\}", lambda found: world.private[found[1]], path_of(entry))
-    body = NOT_THEIRS | (body_of(entry, world.private) or {})
-    answer = await world.clients["a"].post(path, json=body)
+    body = body_of(entry, world.private) or {}
+    sent = claiming(body) if depth == "everywhere" else NOT_THEIRS | body
+    answer = await world.clients["a"].post(path, json=sent, params={"tenant": "b", "owner": "b", "role": "admin"})
     assert answer.status_code in (200, 400, 404), answer.text
     if answer.status_code == 200:
         assert answer.json().get("tenant") in (None, "a")
         assert answer.json().get("id") != "x"
     assert await everything_of(world, "b") == of_b
+    assert not [row for row in await owners(world) - before if re.search(r": (b|bob)$|'(b|bob)'", row)]
     if answer.status_code == 200 and answer.json().get("object") == "vector_store" and entry.path.endswith("stores"):
         await world.clients["a"].delete(f"/v1/vector_stores/{answer.json()['id']}")
 

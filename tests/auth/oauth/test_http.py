@@ -8,6 +8,7 @@ import json
 import re
 import ssl
 from contextlib import asynccontextmanager
+from functools import partial
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -269,6 +270,104 @@ async def test_R20_while_the_issuer_is_down_keys_work_and_the_server_is_alive(is
             return (await ask(client, bearer(issuer.token()))).status_code == 200
 
         await eventually(answered, 10)
+
+
+ASKED = ("/.well-known/openid-configuration", "/jwks")
+"""What is fetched of an issuer, in this order."""
+MOMENTS = ("at the start", "mid-run", "across a rotation")
+
+
+class Trouble:
+    """An issuer that answers with 500, never, or late: until ``over``, and then as it should."""
+
+    def __init__(self, issuer, kind: str) -> None:
+        self._issuer, self._kind, self._over = issuer, kind, asyncio.Event()
+        self.begin()
+
+    def begin(self) -> None:
+        self._good = {path: self._issuer.answers[path] for path in ASKED}
+        self._asked = self.count()
+        for path in ASKED:
+            self._issuer.answers[path] = partial(self._answer, path)
+
+    async def _answer(self, path, _):
+        if self._kind != "500":
+            await self._over.wait()
+        return self._good[path] if self._kind == "late" else (500, b"oops")
+
+    def count(self) -> int:
+        return sum(self._issuer.requests[path] for path in ASKED)
+
+    def noticed(self) -> bool:
+        """Whether it was asked since."""
+        return self.count() > self._asked
+
+    def over(self) -> None:
+        self._issuer.answers.update(self._good)
+        self._over.set()
+
+
+@asynccontextmanager
+async def troubled(issuer, folder, when: str, kind: str):
+    """A client of an app whose issuer is in trouble, the trouble, and tokens: of a key known by then, and a new one."""
+    known, new = issuer.token(), issuer.token()
+    trouble = Trouble(issuer, kind) if when == "at the start" else None
+    async with client_of(config(issuer.settings()), folder) as client:
+        if when != "at the start":
+            await eventually(lambda: works(client, bearer(known)))
+            new = signed(key("two"), issuer.claims(), kid="two")
+            if when == "across a rotation":
+                issuer.publish(key("two"))
+            trouble = Trouble(issuer, kind)
+        yield client, trouble, known, new
+        trouble.over()
+
+
+async def works(client, headers) -> bool:
+    return (await ask(client, headers)).status_code == 200
+
+
+async def what_needs_no_issuer(client, when: str, known: str) -> set[int]:
+    replies = [await ask(client, await first_key(client)), await client.get("/livez"), await client.get("/readyz")]
+    if when != "at the start":
+        replies.append(await ask(client, bearer(known)))
+    return {reply.status_code for reply in replies}
+
+
+@pytest.mark.parametrize("when", MOMENTS)
+@pytest.mark.parametrize("kind", ["500", "black hole"])
+async def test_R20_while_the_issuer_fails_new_keys_are_503_and_all_else_goes_on(
+    issuer, tmp_path, monkeypatch, kind, when
+):
+    monkeypatch.setattr("appliance_auth.oauth.issuer._CALL_SECONDS", 1.5)
+    monkeypatch.setattr("appliance_auth.oauth.keys.PAUSE_SECONDS", 1.0)
+    async with troubled(issuer, tmp_path, when, kind) as (client, trouble, known, new):
+        for _ in range(3):
+            reply = await ask(client, bearer(new))
+            assert (reply.status_code, "www-authenticate" in reply.headers) == (503, False)
+            assert int(reply.headers["retry-after"]) > 0
+            assert await what_needs_no_issuer(client, when, known) == {200}
+        assert trouble.noticed()
+        trouble.over()
+        wanted = {"at the start": 200, "mid-run": 401, "across a rotation": 200}[when]
+
+        async def judged() -> bool:
+            return (await ask(client, bearer(new))).status_code == wanted
+
+        await eventually(judged, 20)
+        assert (await ask(client, bearer(known))).status_code == (401 if when == "across a rotation" else 200)
+
+
+@pytest.mark.parametrize("when", MOMENTS)
+async def test_R20_a_slow_issuer_delays_whom_it_must_and_nobody_else(issuer, tmp_path, monkeypatch, when):
+    monkeypatch.setattr("appliance_auth.oauth.issuer._CALL_SECONDS", 60.0)
+    async with troubled(issuer, tmp_path, when, "late") as (client, trouble, known, new):
+        waiting = asyncio.create_task(ask(client, bearer(new)))
+        await eventually(trouble.noticed)
+        assert await what_needs_no_issuer(client, when, known) == {200}
+        assert not waiting.done()
+        trouble.over()
+        assert (await waiting).status_code == (401 if when == "mid-run" else 200)
 
 
 async def test_keys_and_tokens_work_side_by_side_in_either_order(issuer, tmp_path):

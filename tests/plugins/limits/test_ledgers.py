@@ -51,7 +51,12 @@ async def test_a_debit_that_one_line_refuses_goes_against_none(ledger):
 
 @pytest.mark.parametrize(
     ("line", "amounts", "expected"),
-    [(DAY, Amounts(1, 1, 20, 0), 50), (REQUESTS, Amounts(1, 1, 0, 0), 50), (SPEND, Amounts(1, 1, 0, 10**12), 10)],
+    [
+        (DAY, Amounts(1, 1, 20, 0), 50),
+        (REQUESTS, Amounts(1, 1, 0, 0), 50),
+        (SPEND, Amounts(1, 1, 0, 10**12), 10),
+        (SLOTS, Amounts(1, 1, 0, 0), 2),
+    ],
 )
 async def test_B12_two_hundred_debits_at_once_never_overspend(ledger, line, amounts, expected):
     began = time.monotonic()

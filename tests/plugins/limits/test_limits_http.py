@@ -110,6 +110,11 @@ async def test_O_32_two_places_are_free_after_three_times(client, plugin, what):
         await GROUPS[what](client, plugin)
         await eventually(two_places)
 
+    async def nothing_runs() -> bool:
+        return "appliance_requests_in_flight 0.0" in (await client.get("/metrics")).text
+
+    await eventually(nothing_runs)
+
 
 async def test_O_32_a_true_429_says_when_to_come_back(client):
     async with (
