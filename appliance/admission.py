@@ -90,14 +90,15 @@ def capped(call: Call, admission: Admission) -> Call:
     return msgspec.structs.replace(call, request=changed)
 
 
-def choices_of(request: ChatRequest | CompletionRequest) -> int:
+def choices_of(request: object) -> int:
     """How many answers an engine makes for a request: ``n``, or ``best_of``, for each prompt; token ids are one."""
     if isinstance(request, ChatRequest):
         return request.n or 1
+    if not isinstance(request, CompletionRequest):
+        return 1
     prompts = request.prompt
-    return max(request.n or 1, request.best_of or 1) * (
-        len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 1
-    )
+    many = isinstance(prompts, list) and not isinstance(prompts[0], int)
+    return max(request.n or 1, request.best_of or 1) * (len(prompts) if many else 1)
 
 
 async def metered(chunks: AsyncIterator[Chunk], record: CallRecord, granted: int, more: More) -> AsyncIterator[Chunk]:

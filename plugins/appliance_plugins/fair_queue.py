@@ -33,6 +33,7 @@ from appliance.plugin import (
     Gauge,
     Principal,
     Strict,
+    choices_of,
     hookimpl,
     message_text,
 )
@@ -161,7 +162,7 @@ class Lease(Place):
         super().__init__(*flow)
         self._queue = queue
         self._record: CallRecord | None = None
-        self._choices: int = getattr(call.request, "n", None) or 1
+        self._choices = choices_of(call.request)
         self._prompt = (prompt_characters(call.request) + call.unread) / _CHARACTERS_PER_TOKEN
         self._output = self._choices * _expected_tokens(call.request, queue.answer_tokens)
 

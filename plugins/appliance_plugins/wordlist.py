@@ -38,6 +38,7 @@ from appliance.plugin import (
     ScoreRequest,
     Search,
     Strict,
+    choices_of,
     hookimpl,
 )
 from appliance_plugins._answers import Answer
@@ -149,7 +150,7 @@ class Wordlist:
 
     async def filter_output(self, call: Call, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
         """The answer, masked; a choice with a blocked term stops right before it. Ends when nothing can follow."""
-        answer = Answer(self._rules, _choices(call.request), streamed=call.stream)
+        answer = Answer(self._rules, choices_of(call.request), streamed=call.stream)
         async for chunk in chunks:
             rewritten = answer.rewrite(chunk)
             if rewritten is not None:
@@ -261,13 +262,6 @@ def _texts_of(request: MediaRequest) -> list[tuple[str, str]]:
     """What a person wrote in a request for sound or pictures, by field."""
     given = ((name, getattr(request, name, None)) for name in ("prompt", "input", "instructions"))
     return [(name, text) for name, text in given if isinstance(text, str)]
-
-
-def _choices(request: Any) -> int:
-    """How many choices the client asked for: ``n`` for each prompt."""
-    prompt = getattr(request, "prompt", None)
-    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    return prompts * (getattr(request, "n", None) or 1)
 
 
 def _check(settings: WordlistSettings) -> None:

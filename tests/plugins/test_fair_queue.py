@@ -112,6 +112,12 @@ async def test_the_next_guess_comes_nearer_to_what_answers_were_long(tmp_path):
     assert lease(made).expected() == pytest.approx(100 + 2 * 10, abs=1)
 
 
+def test_each_prompt_of_a_call_is_guessed_an_answer_of_its_own(tmp_path):
+    request = CompletionRequest(model="m", prompt=["x" * 200, "x" * 200], max_tokens=10)
+    place = queues(tmp_path).admit(Call(id="r", operation="completion", model="m", request=request))
+    assert place.expected() == 100 + 2 * 2 * 10
+
+
 @pytest.mark.parametrize(
     ("request_", "characters"),
     [
