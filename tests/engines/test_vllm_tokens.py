@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
+from eventually import until
 
 from appliance.counting import counted
 from appliance.plugin import (
@@ -40,9 +40,7 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type
 @pytest.fixture
 async def engine(vllm_engine: VllmEngine) -> VllmEngine:
     """Ready, also if a test before has killed it."""
-    async with asyncio.timeout(400):
-        while not vllm_engine.ready:
-            await asyncio.sleep(0.1)
+    await until(lambda: vllm_engine.ready, 400)
     return vllm_engine
 
 

@@ -136,11 +136,10 @@ async def first_key(b: Box) -> tuple[KeyStore, Any, str]:
 
 async def ended(b: Box, key: str, path: str) -> dict[str, Any]:
     """The stored work once it is over."""
-    async with asyncio.timeout(30):
-        while True:
-            answer = await get(b, key, path)
-            assert answer.status_code == 200, answer.text
-            if answer.json()["status"] in ("completed", "failed", "cancelled", "expired"):
-                found: dict[str, Any] = answer.json()
-                return found
-            await asyncio.sleep(0.05)
+
+    async def over() -> dict[str, Any] | None:
+        answer = await get(b, key, path)
+        assert answer.status_code == 200, answer.text
+        return answer.json() if answer.json()["status"] in ("completed", "failed", "cancelled", "expired") else None
+
+    return await eventually(over)

@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 from client_types import event_types, exactly
-from eventually import until
+from eventually import eventually, until
 from inline import Everything, Keys, provides
 from loopback import MODEL, Box, assert_openai_error, connection, openai_client, request_bytes
 from openai.types.conversations import Conversation
@@ -239,10 +239,11 @@ async def test_limits_count_what_a_response_goes_on_from_before_it_is_read(box) 
 
 
 async def finished(b: Box, response_id: str) -> Response:
-    async with asyncio.timeout(20):
-        while (found := await b.openai.responses.retrieve(response_id)).status in ("queued", "in_progress"):
-            await asyncio.sleep(0.05)
-    return found
+    async def over() -> Response | None:
+        found = await b.openai.responses.retrieve(response_id)
+        return None if found.status in ("queued", "in_progress") else found
+
+    return await eventually(over)
 
 
 async def test_a_background_response_is_worked_on_after_the_answer(box) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from eventually import eventually
+from eventually import eventually, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
@@ -166,9 +166,7 @@ async def test_calls_are_booked_by_themselves(database: Database, tmp_path: Path
         async def there() -> bool:
             return (await booked(database)).requests == 1
 
-        async with asyncio.timeout(10):
-            while not await there():
-                await asyncio.sleep(0.02)
+        await until(there)
 
 
 async def test_the_end_books_what_is_left(database: Database, tmp_path: Path) -> None:
