@@ -1,7 +1,7 @@
 """Memory of open streams: thousands of clients whose answers have begun and are silent, then the same again.
 
 The engine answers every chat with the head of a stream and one chunk, and says no more. While they are open
-``/livez`` is asked.
+``/livez`` is asked. With ``--inside`` the engine is in the server's process: a stream is one open file there, not two.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from benchmarks._serving import (
+    SERVER_PLUGINS,
     Served,
     create_key,
     free_port,
@@ -34,6 +37,10 @@ from benchmarks._serving import (
 _KIB = 1024
 _AT_ONCE = 200
 """Connections being opened at a time."""
+_INSIDE: dict[str, Any] = {
+    "plugins": ["scripted", *SERVER_PLUGINS],
+    "models": [{"name": "fake-model", "engine": "scripted", "options": {"reply": "", "hold": True}}],
+}
 _BODY = json.dumps({"model": "fake-model", "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
 
 
@@ -41,22 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print memory a stream, growth in the second round, and how fast the server answered meanwhile."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.idle_streams", description=__doc__)
     parser.add_argument("--streams", type=int, default=10_000, help="as far as open files allow [10000]")
+    parser.add_argument("--inside", action="store_true", help="an engine in the server's own process")
     options = parser.parse_args(arguments)
-    count = min(options.streams, _possible())
+    count = min(options.streams, _possible(1 if options.inside else 2))
     if count < options.streams:
         print(f"open files are limited here (ulimit -Hn): {count} streams instead of {options.streams}")
-    return asyncio.run(_measure(count))
+    return asyncio.run(_measure(count, inside=options.inside))
 
 
-def _possible() -> int:
-    """Two sockets a stream in the server; the soft limit of this process and its children goes up to the hard one."""
+def _possible(files: int) -> int:
+    """Streams of so many open files in the server; the soft limit of this process and its children becomes the hard."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return (hard - 200) // 2
+    return (hard - 200) // files
 
 
-async def _measure(count: int) -> int:
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+async def _measure(count: int, *, inside: bool) -> int:
+    with tempfile.TemporaryDirectory(prefix="bench-") as name, ExitStack() as running:
         folder, engine, spans = Path(name), free_port(), free_port()
         config = server_config(
             folder,
@@ -64,15 +72,13 @@ async def _measure(count: int) -> int:
             spans=f"http://127.0.0.1:{spans}",
             options={"idle_timeout": 3600},
         )
-        path = write_config(config, folder)
+        path = write_config(config | _INSIDE if inside else config, folder)
         key = create_key(path)
-        silent = [sys.executable, str(Path(__file__).with_name("_silent.py")), str(engine)]
-        with (
-            started(silent, folder / "engine.log"),
-            started(sink_command(spans), folder / "sink.log"),
-            serving(path) as served,
-        ):
-            await _rounds(served, key, count)
+        if not inside:
+            silent = [sys.executable, str(Path(__file__).with_name("_silent.py")), str(engine)]
+            running.enter_context(started(silent, folder / "engine.log"))
+        running.enter_context(started(sink_command(spans), folder / "sink.log"))
+        await _rounds(running.enter_context(serving(path)), key, count)
     return 0
 
 

@@ -383,6 +383,8 @@ class ScriptedOptions(Strict, frozen=True):
     echo: bool = False
     delay: float = 0.0
     """Seconds before each word."""
+    hold: bool = False
+    """Never end: say it, and then nothing more until the caller leaves."""
     max_context: int = 8192
 
 
@@ -419,7 +421,8 @@ def _configured(options: ScriptedOptions) -> Callable[[Call], Sequence[Step]]:
         words = [word + " " for word in text.split(" ")]
         words[-1] = words[-1][:-1]
         pause: list[Step] = [Wait(options.delay)] if options.delay else []
-        return [step for word in words for step in [*pause, Emit(word)]]
+        end: list[Step] = [Hold(asyncio.Event())] if options.hold else []
+        return [*(step for word in words for step in [*pause, Emit(word)]), *end]
 
     return script
 
