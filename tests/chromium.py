@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from endings import ending_with_the_tests
 
-_SECONDS = 30.0
+_SECONDS = 60.0
 """For the answer to one command."""
 _FLAGS = (
     "--headless",
