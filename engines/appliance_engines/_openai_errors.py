@@ -23,9 +23,10 @@ from appliance.plugin import (
     RateLimited,
     RequestError,
     TooLarge,
+    UpstreamTimeout,
 )
 
-__all__ = ["Refusal", "error_object", "refusal"]
+__all__ = ["Refusal", "broken", "error_object", "refusal"]
 
 _MAX_MESSAGE = 400
 _MEDIA = get_args(MediaTask)
@@ -83,6 +84,13 @@ def error_object(body: bytes) -> dict[str, Any] | None:
     if error is None and "detail" in decoded:
         error = decoded["detail"]
     return error if isinstance(error, dict) else {"message": str(error)} if error else None
+
+
+def broken(error: Exception) -> RequestError:
+    """What it means to a caller that the connection failed once the answer had begun."""
+    if isinstance(error, UpstreamTimeout):
+        return EngineTimeout("the model stopped in the middle of its answer; try again")
+    return EngineError("the model's answer broke off; try again")
 
 
 def _bad_request(error: Mapping[str, Any], call: Call) -> RequestError:

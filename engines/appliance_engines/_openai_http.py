@@ -21,7 +21,7 @@ from appliance.plugin import (
     UpstreamUnreachable,
 )
 from appliance_engines._cache_salt import CacheSalt
-from appliance_engines._openai_errors import Refusal, error_object
+from appliance_engines._openai_errors import Refusal, broken, error_object
 from appliance_engines._openai_media import PATHS as MEDIA_PATHS
 from appliance_engines._openai_media import Pieces, checked, encode_media, events
 from appliance_engines._openai_stream import Answer, Renamer, ReportedError, Stream, public
@@ -208,10 +208,8 @@ async def read(response: UpstreamResponse) -> bytes:
     """The whole of a response, which is let go of. Raises EngineTimeout, EngineError where it breaks off."""
     try:
         return await response.read(MAX_ANSWER_BYTES)
-    except UpstreamTimeout as error:
-        raise EngineTimeout("the model stopped in the middle of its answer; try again") from error
     except UpstreamError as error:
-        raise EngineError("the model's answer broke off; try again") from error
+        raise broken(error) from error
     finally:
         await response.aclose()
 

@@ -16,7 +16,6 @@ from appliance.plugin import (
     Attachment,
     Call,
     EngineError,
-    EngineTimeout,
     EventSplitter,
     ImageRequest,
     MediaRequest,
@@ -25,11 +24,10 @@ from appliance.plugin import (
     TranslationRequest,
     UpstreamError,
     UpstreamResponse,
-    UpstreamTimeout,
     encode,
     event_data,
 )
-from appliance_engines._openai_errors import error_object
+from appliance_engines._openai_errors import broken, error_object
 
 __all__ = ["PATHS", "Pieces", "checked", "encode_media", "events"]
 
@@ -112,10 +110,8 @@ class Pieces:
             return first
         try:
             return await anext(self._pieces)
-        except UpstreamTimeout as error:
-            raise EngineTimeout("the model stopped in the middle of its answer; try again") from error
         except (UpstreamError, ValueError) as error:  # ValueError: an event over the limit
-            raise EngineError("the model's answer broke off; try again") from error
+            raise broken(error) from error
 
     async def begun(self) -> Pieces:
         """The same with its first piece there: some servers refuse a stream in its first event. Raises as iteration."""

@@ -15,16 +15,14 @@ import msgspec
 from appliance.plugin import (
     Chunk,
     EngineError,
-    EngineTimeout,
     EventSplitter,
     RequestError,
     UpstreamError,
     UpstreamResponse,
-    UpstreamTimeout,
     encode,
     event_data,
 )
-from appliance_engines._openai_errors import error_object
+from appliance_engines._openai_errors import broken, error_object
 
 __all__ = ["Answer", "Renamer", "ReportedError", "Stream", "public"]
 
@@ -116,7 +114,7 @@ class Stream:
             try:
                 self._events = iter(self._splitter.feed(await self._response.__anext__()))
             except (StopAsyncIteration, UpstreamError, ValueError) as error:  # ValueError: an event over the limit
-                raise await self._failed(_broken(error)) from error
+                raise await self._failed(broken(error)) from error
 
     async def aclose(self) -> None:
         """Let go of the answer; before its end this closes the connection, on which the server stops generating."""
@@ -196,9 +194,3 @@ class Renamer:
 def public(body: bytes) -> bytes:
     """The body without what vLLM adds for itself and leaves empty. It looks at every byte: not for embeddings."""
     return _PRIVATE.sub(b"", body)
-
-
-def _broken(error: Exception) -> RequestError:
-    if isinstance(error, UpstreamTimeout):
-        return EngineTimeout("the model stopped in the middle of its answer; try again")
-    return EngineError("the model's answer broke off; try again")

@@ -115,7 +115,7 @@ def command(spec: ModelSpec, options: VllmOptions, socket: Path, *, on_cpu: bool
         "max-num-seqs": options.max_num_seqs,
         "max-num-batched-tokens": options.max_num_batched_tokens,
         "enable-prefix-caching": options.enable_prefix_caching,
-        "enforce-eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
+        "enforce-eager": _is_eager(options, on_cpu=on_cpu),
         "speculative-config": options.speculative,
         "enable-lora": options.enable_lora or bool(options.lora_modules) or None,
         "lora-modules": [f"{name}={folder}" for name, folder in options.lora_modules.items()],
@@ -137,13 +137,17 @@ def command(spec: ModelSpec, options: VllmOptions, socket: Path, *, on_cpu: bool
     return [*start, *served, *given, *spec.extra_args]
 
 
-def environment(options: VllmOptions, inherited: Mapping[str, str], sockets: Path) -> dict[str, str]:
+def environment(options: VllmOptions, inherited: Mapping[str, str], sockets: Path, *, on_cpu: bool) -> dict[str, str]:
     """The whole environment of vLLM: what it needs of ours, no secrets, no downloads or reports, then ``options.env``.
 
     ``sockets`` is the folder for the sockets over which its processes speak to one another.
     """
     passed = {name: value for name, value in inherited.items() if _may_pass(name)}
     ours = {"VLLM_CPU_KVCACHE_SPACE": str(options.cpu_kv_cache_gib), "VLLM_RPC_BASE_PATH": str(sockets)}
+    if on_cpu and _is_eager(options, on_cpu=on_cpu):
+        # Without graphs it compiles a step of logprobs all the same: nobody is answered while it does, and without a
+        # C++ compiler its engine ends.
+        ours["TORCHDYNAMO_DISABLE"] = "1"
     return {**passed, **_FIXED_ENVIRONMENT, **ours, **options.env}
 
 
@@ -170,6 +174,10 @@ def runs_on_cpu() -> bool:
         return "cpu" in version("vllm")
     except PackageNotFoundError:
         return True
+
+
+def _is_eager(options: VllmOptions, *, on_cpu: bool) -> bool:
+    return on_cpu if options.enforce_eager is None else options.enforce_eager
 
 
 def _flag(name: str, value: Any) -> list[str]:

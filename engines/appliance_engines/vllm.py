@@ -237,14 +237,15 @@ class VllmEngine:
         return self._context.log_dir / f"{_file_name(self._spec.name)}.log"
 
     def _make_child(self, socket: Path) -> Child:
+        on_cpu = runs_on_cpu()
         return Child(
             name=self._spec.name,
             # Sockets left by a crash would be in the way of the next start.
             command=[
                 *("/bin/sh", "-c", 'rm -rf "$0" && mkdir -m 700 "$0" && exec "$@"', str(socket.parent)),
-                *command(self._spec, self._options, socket, on_cpu=runs_on_cpu()),
+                *command(self._spec, self._options, socket, on_cpu=on_cpu),
             ],
-            env=environment(self._options, os.environ, socket.parent),
+            env=environment(self._options, os.environ, socket.parent, on_cpu=on_cpu),
             log_path=self._log_path,
             ready=self._answers,
             alive=self._healthy,

@@ -10,7 +10,9 @@ import pytest
 import pytest_asyncio
 from engine_upstream import UpstreamServer, hello
 from engines_kit import make_vllm
+from openai_engine_kit import make
 
+from appliance_engines.openai import OpenAIEngine
 from appliance_engines.vllm import VllmEngine
 
 
@@ -32,6 +34,15 @@ async def upstream() -> AsyncIterator[UpstreamServer]:
     upstream.port = server.sockets[0].getsockname()[1]
     yield upstream
     server.close()
+
+
+@pytest.fixture
+async def engine(upstream: UpstreamServer) -> AsyncIterator[OpenAIEngine]:
+    """The engine ``openai`` before that server."""
+    engine = make(upstream.base_url, model="upstream-model")
+    await engine.start()
+    yield engine
+    await engine.stop()
 
 
 @pytest.fixture(scope="session")

@@ -122,13 +122,7 @@ async def engine(upstream: UpstreamServer) -> AsyncIterator[OpenAIEngine]:
 
 
 class TestOpenAIMedia(MediaEngineContract):
-    @pytest.fixture
-    async def engine(self, upstream: UpstreamServer) -> AsyncIterator[OpenAIEngine]:
-        upstream.script = studio
-        engine = make(upstream.base_url)
-        await engine.start()
-        yield engine
-        await engine.stop()
+    """With the fixture ``engine``."""
 
 
 # -- what is sent ----------------------------------------------------------------------------------------------

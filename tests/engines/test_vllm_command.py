@@ -146,14 +146,14 @@ def test_the_environment_holds_what_vllm_needs_and_no_secrets() -> None:
         "HTTP_PROXY": "http://p",
         "APPLIANCE_KEY": "secret",
     }
-    env = environment(VllmOptions(), inherited, SOCKET.parent)
+    env = environment(VllmOptions(), inherited, SOCKET.parent, on_cpu=False)
     assert {"PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "VLLM_LOGGING_LEVEL"} <= set(env)
     assert "secret" not in env.values()
     assert not {"VLLM_SERVER_DEV_MODE", "HTTP_PROXY"} & set(env)
 
 
 def test_D2_nothing_is_fetched_or_reported_and_all_addresses_are_loopback() -> None:
-    env = environment(VllmOptions(cpu_kv_cache_gib=3), {"HF_HUB_OFFLINE": "0"}, SOCKET.parent)
+    env = environment(VllmOptions(cpu_kv_cache_gib=3), {"HF_HUB_OFFLINE": "0"}, SOCKET.parent, on_cpu=False)
     assert env == {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -169,7 +169,18 @@ def test_D2_nothing_is_fetched_or_reported_and_all_addresses_are_loopback() -> N
 
 
 def test_the_operators_own_variables_win() -> None:
-    assert environment(VllmOptions(env={"HF_HUB_OFFLINE": "0"}), {}, SOCKET.parent)["HF_HUB_OFFLINE"] == "0"
+    options = VllmOptions(env={"HF_HUB_OFFLINE": "0", "TORCHDYNAMO_DISABLE": "0"})
+    env = environment(options, {}, SOCKET.parent, on_cpu=True)
+    assert (env["HF_HUB_OFFLINE"], env["TORCHDYNAMO_DISABLE"]) == ("0", "0")
+
+
+@pytest.mark.parametrize(
+    ("eager", "on_cpu", "compiles"),
+    [(None, True, False), (True, True, False), (False, True, True), (None, False, True), (True, False, True)],
+)
+def test_nothing_is_compiled_on_a_cpu_unless_graphs_are_asked_for(eager, on_cpu, compiles) -> None:
+    env = environment(VllmOptions(enforce_eager=eager), {}, SOCKET.parent, on_cpu=on_cpu)
+    assert ("TORCHDYNAMO_DISABLE" not in env) == compiles
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------
