@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from secrets import token_hex
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from appliance_plugins.limits.lines import Amounts, Kind, Line, Lines
 STEP = 64
 """Tokens that a stream of open length asks for at a time once its first grant is used."""
 _RETRY_SECONDS = 2.0
+_UNLIMITED: AbstractAsyncContextManager[None] = nullcontext()
+"""The lease of a caller whom nothing limits."""
 
 
 class Costs(NamedTuple):
@@ -80,7 +83,7 @@ class Limits:
         self.lines, self.costing, self.ledger, self.clock = lines, costing, ledger, clock
         self._alone = MemoryLedger(clock) if fail_open else None
 
-    def admit(self, call: Call) -> Lease | Unlimited:
+    def admit(self, call: Call) -> AbstractAsyncContextManager[Admission | None]:
         """A lease for the call; it counts from entry to exit."""
         lines = self.lines.of(call.principal)
         if call.within is not None:  # it is no request of the caller's, who has a place for it already
@@ -106,19 +109,6 @@ class Limits:
         if not taken.ok:
             raise replies.refusal(lines, taken.used, amounts, self.clock())
         return ledger, taken.used
-
-
-class Unlimited:
-    """The lease of a caller whom nothing limits."""
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
-
-_UNLIMITED = Unlimited()
 
 
 class Lease:
