@@ -113,6 +113,18 @@ async def test_sending_the_same_request_id_again_hides_no_call(app: Office) -> N
     assert result["num_model_requests"] == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_sent_again_under_its_idempotency_key_counts_once(app: Office, stream: bool) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "one two"}], "stream": stream}
+    headers = bearer("alice") | {"idempotency-key": "k-1"}
+    answers = [await app.client.post("/v1/chat/completions", json=body, headers=headers) for _ in range(3)]
+    assert len({answer.content for answer in answers}) == 1
+    assert [answer.headers.get("idempotent-replayed") for answer in answers] == [None, "true", "true"]
+    (result,) = await app.today("alice")
+    counted = result["num_model_requests"], result["input_tokens"], result["output_tokens"], result["cost"]
+    assert counted == (1, 2, 3, 0.000032)
+
+
 async def test_a_stream_left_at_token_k_counts_prompt_and_k_tokens_once(tmp_path: Path) -> None:
     async with office(tmp_path, [Emit("piece "), Emit("piece "), Wait(30)]) as app:
         async with asyncio.timeout(20), connection(app.served.url) as (reader, writer):
