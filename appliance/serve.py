@@ -165,7 +165,7 @@ async def _start_engines(runtime: Runtime, serving: asyncio.Task[None]) -> bool:
 
 async def _tell(runtime: Runtime) -> None:
     """One line a part when it is ready, and one every ten seconds about what is awaited."""
-    began = time.monotonic()
+    began, due = time.monotonic(), 10
     waiting = list(runtime.unready())
     _say(f"starting {', '.join(waiting) or 'the server'} ...")
     while waiting:
@@ -175,7 +175,8 @@ async def _tell(runtime: Runtime) -> None:
         for name in waiting:
             if name not in still:
                 _say(f"  {name} is ready after {seconds:.0f} s")
-        if still and seconds % 10 < 0.5:
+        if still and seconds >= due:
+            due += 10
             _say(f"  waiting for {', '.join(still)} ({seconds:.0f} s; logs in {runtime.context.log_dir})")
         waiting = still
 

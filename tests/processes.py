@@ -34,6 +34,17 @@ def kill_worker_at(socket: Path) -> bool:
     return False
 
 
+def forget_peak_memory() -> None:
+    """Count ``peak_memory`` anew: what an earlier test of this process took would hide what this one takes."""
+    Path("/proc/self/clear_refs").write_text("5")  # proc(5)
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held at a time, since ``forget_peak_memory``."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
 def _command_lines() -> Iterator[tuple[int, set[bytes]]]:
     for entry in Path("/proc").iterdir():
         with suppress(OSError):  # ended since

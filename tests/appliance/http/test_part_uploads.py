@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import io
 import json
-import resource
 
 import httpx
 import openai
@@ -16,6 +15,7 @@ from inline import Everything, Keys, provides
 from loopback import raw_answer
 from openai.types import Upload
 from openai.types.uploads import UploadPart
+from processes import forget_peak_memory, peak_memory
 from sqlalchemy import select, update
 
 from appliance.http import part_uploads
@@ -272,7 +272,8 @@ async def test_O_11_a_large_upload_is_put_together_without_being_held_in_memory(
             data.seek(0)
             answer = await b.client.post(f"/v1/uploads/{upload.id}/parts", files={"data": data})
             ids.append(answer.json()["id"])
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        forget_peak_memory()
+        before = peak_memory()
         assert (await complete(b, upload, ids)).json()["file"]["bytes"] == piece * count
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        grown = (peak_memory() - before) >> 20
         assert grown < 64, f"{grown} MiB for a file of {piece * count >> 20} MiB"
