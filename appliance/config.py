@@ -175,6 +175,8 @@ class TenantConfig(Strict, frozen=True):
     """Instead of ``limits.max_stored_bytes``."""
     max_stored_objects: Count | None = None
     """Instead of ``limits.max_stored_objects``."""
+    max_stored_chunks: Count | None = None
+    """Instead of ``limits.max_stored_chunks``."""
 
 
 class AuthConfig(Strict, frozen=True):
@@ -218,6 +220,8 @@ class LimitsConfig(Strict, frozen=True):
     """Bytes of files and parts of uploads that one tenant may keep."""
     max_stored_objects: Count | None = None
     """Files, uploads, vector stores, responses, conversations, their items, chats and batches that it may keep."""
+    max_stored_chunks: Count | None = None
+    """Chunks of files in vector stores that it may keep."""
 
 
 class PromptMessage(Strict, frozen=True):

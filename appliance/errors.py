@@ -11,6 +11,7 @@
         |-- BadRequest         400
         |   |-- ContextLengthExceeded
         |   |-- Blocked        a filter refused the input
+        |   |-- InfectedFile   a scanner found something in a file
         |   `-- InvalidCredentials
         |-- Unauthenticated    401
         |-- Forbidden          403
@@ -106,6 +107,17 @@ class Blocked(BadRequest):
     """400: an input filter refused the request."""
 
     code = "content_filter"
+
+
+class InfectedFile(BadRequest):
+    """400: a scanner found something in a file, so nothing of it was kept. ``signature`` is what that is called."""
+
+    code = "infected_file"
+
+    def __init__(self, filename: str, signature: str) -> None:
+        super().__init__(f"{filename} is infected: the virus scanner found {signature}; clean the file", param="file")
+        self.filename = filename
+        self.signature = signature
 
 
 class Unauthenticated(RequestError):

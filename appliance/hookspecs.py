@@ -32,6 +32,7 @@ from appliance.protocols import (
     Parser,
     Recorder,
     RerankerFactory,
+    Scanner,
     Telemetry,
     VectorStoreFactory,
 )
@@ -75,6 +76,11 @@ def appliance_rerankers(settings: Settings, context: AppContext) -> Mapping[str,
 @hookspec
 def appliance_vector_stores(settings: Settings, context: AppContext) -> Mapping[str, VectorStoreFactory]:  # type: ignore[empty-body]
     """Vector stores by the name that ``retrieval.vector_store`` uses."""
+
+
+@hookspec
+def appliance_scanners(settings: Settings, context: AppContext) -> Sequence[Scanner]:  # type: ignore[empty-body]
+    """Look at every file that comes in before it is kept; each must find nothing."""
 
 
 @hookspec

@@ -210,6 +210,10 @@ class Plugins:
         """Vector-store factories by name."""
         return self._named("appliance_vector_stores", "vector store")
 
+    def scanners(self) -> list[tuple[str, protocols.Scanner]]:
+        """Scanners in order, with their plugins."""
+        return self._listed("appliance_scanners", protocols.Scanner)
+
     def parsers(self) -> list[protocols.Parser]:
         """Parsers in order."""
         return [item for _, item in self._listed("appliance_parsers", protocols.Parser)]

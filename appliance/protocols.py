@@ -295,6 +295,22 @@ class Preparer(Protocol):
 
 
 @runtime_checkable
+class Scanner(Protocol):
+    """Looks for malware in what comes in, in the server and in the worker."""
+
+    async def scan(self, content: AsyncIterator[bytes]) -> str | None:
+        """The name of what was found; ``None`` for nothing.
+
+        ``content`` gives the file's bytes in pieces of up to a mebibyte; it need not be read to its end. Nothing bounds
+        the time but the scanner itself.
+
+        Raises:
+            Unavailable: it cannot tell now. TooLarge: the file is more than it takes. Then the file is refused.
+        """
+        ...
+
+
+@runtime_checkable
 class Chunker(Protocol):
     """Cuts a document into pieces for embedding. Plain synchronous code, run off the event loop."""
 

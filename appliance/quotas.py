@@ -1,11 +1,16 @@
-"""How much a tenant may keep: bytes of files, and objects of all kinds.
+"""How much a tenant may keep: bytes of files, chunks of them in vector stores, and objects of all kinds.
 
 Looked at before something is made. What comes at the same time is not known to each other, so a quota may be exceeded
 by that much. Bytes that are announced count before they come, and all once they are there, before they are kept.
+
+Chunks are known only while a file is indexed. The file's row says how many it holds before they are written, so that
+rows tell the truth after a crash too, and files that are indexed at the same time see each other's. One worker never
+exceeds the quota; each further one, on another machine, by one group of chunks (``indexing.WRITE_CHUNKS``) at most.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +18,10 @@ from typing import Any
 from sqlalchemy import Select, func, select
 
 from appliance.config import Config, LimitsConfig, TenantConfig
-from appliance.errors import QuotaExceeded
+from appliance.errors import IngestionError, QuotaExceeded
+from appliance.storage import store_files
 from appliance.storage.database import Database
+from appliance.storage.jobs import Work
 from appliance.storage.tables import File, VectorStore
 from appliance.storage.tables.batches import Batch
 from appliance.storage.tables.completions import StoredCompletion
@@ -39,6 +46,8 @@ class Quotas:
     database: Database
     limits: LimitsConfig
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    _holding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """PostgreSQL would let two files look at once, and both find room."""
 
     @classmethod
     def of(cls, config: Config, database: Database) -> Quotas:
@@ -65,12 +74,50 @@ class Quotas:
                     f"your tenant would keep more than {max_bytes} bytes of files (max_stored_bytes); delete some"
                 )
 
+    async def check_chunks(self, tenant: str, store_id: str | None, file_ids: Iterable[str]) -> None:
+        """Look whether files may be put into a vector store: not while the tenant is full, unless they are in it.
+
+        Raises QuotaExceeded.
+        """
+        most = self._most_chunks(tenant)
+        if most is None:
+            return
+        async with self.database.tenant(tenant, write=False) as session:
+            if await store_files.chunks_of(session, tenant) < most:
+                return
+            for file_id in file_ids:
+                if store_id is None or await store_files.find(session, store_id, file_id) is None:
+                    raise QuotaExceeded(_too_many_chunks(most))
+
+    async def hold_chunks(self, work: Work, chunks: int) -> None:
+        """Note that a file in a vector store holds so many chunks; call it before they are written.
+
+        A second collection takes the place of the first, so it counts nothing until then.
+
+        Raises:
+            IngestionError: its tenant would keep too many.
+        """
+        most = self._most_chunks(work.tenant)
+        if most is None or work.is_rebuild:
+            return
+        async with self._holding, self.database.session() as session:
+            if await store_files.hold_chunks(session, work, chunks) > most:
+                raise IngestionError(f"{_too_many_chunks(most)}, then attach this one again")
+
     def _most(self, tenant: str) -> tuple[int | None, int | None]:
         own = self.tenants.get(tenant, TenantConfig())
         return (
             self.limits.max_stored_bytes if own.max_stored_bytes is None else own.max_stored_bytes,
             self.limits.max_stored_objects if own.max_stored_objects is None else own.max_stored_objects,
         )
+
+    def _most_chunks(self, tenant: str) -> int | None:
+        own = self.tenants.get(tenant, TenantConfig())
+        return self.limits.max_stored_chunks if own.max_stored_chunks is None else own.max_stored_chunks
+
+
+def _too_many_chunks(most: int) -> str:
+    return f"your tenant would keep more than {most} chunks (max_stored_chunks); take files out of vector stores"
 
 
 async def _sum(session: TenantSession, parts: Iterable[Select[Any]]) -> int:

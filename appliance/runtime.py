@@ -44,6 +44,7 @@ from appliance.quotas import Quotas
 from appliance.recording import Recording
 from appliance.responses.background import BackgroundResponses
 from appliance.responses.service import Responses
+from appliance.scanning import Scanning
 from appliance.stalls import StallWatch
 from appliance.storage import placing
 from appliance.storage.blobs import BlobStore
@@ -66,6 +67,7 @@ class Runtime:
     database: Database
     audit: AuditLog
     blobs: BlobStore
+    scanning: Scanning
     models: Models
     pipeline: Pipeline
     knowledge: Knowledge | None
@@ -285,7 +287,10 @@ def build(
     pipeline = _pipeline(plugins, models, knowledge, context)
     quotas = Quotas.of(config, database)
     responses = Responses(pipeline, models, database, config.limits, quotas, config.prompts)
-    blobs = BlobStore(config.data_path / "files")
+    scanning = Scanning(plugins.scanners())
+    if scanning:
+        context.gauges.add(scanning.gauge)
+    blobs = BlobStore(config.data_path / "files", scanning.check if scanning else None)
 
     async def ask(path: str, body: bytes, principal: Principal, request_id: str) -> Answered:
         return await internal.ask(runtime, path, body, principal, request_id)
@@ -297,6 +302,7 @@ def build(
         database=database,
         audit=audit,
         blobs=blobs,
+        scanning=scanning,
         models=models,
         pipeline=pipeline,
         knowledge=knowledge,

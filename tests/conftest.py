@@ -16,6 +16,7 @@ from pathlib import Path
 import loopback
 import oidc as oidc_provider
 import pytest
+from clamd_server import Clamd
 from hypothesis import HealthCheck, settings
 from postgres import Postgres
 from served import Served
@@ -50,6 +51,13 @@ def oidc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oidc_provider.Oid
     """A real OpenID provider for all tests. One that stops it, or counts its requests, uses ``oidc.started``."""
     with oidc_provider.started(tmp_path_factory.mktemp("oidc")) as provider:
         yield provider
+
+
+@pytest.fixture(scope="session")
+def clamd() -> Iterator[Clamd]:
+    """ClamAV's daemon, which knows one signature. A test that stops it uses ``Clamd()``."""
+    with Clamd() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -26,10 +26,10 @@ retrieval: {{vector_store: {store}}}
 
 
 class Stack:
-    """One data folder with what works on it."""
+    """One data folder with what works on it; ``more`` is added to its configuration."""
 
-    def __init__(self, folder: Path, embedder: ScriptedEmbedder, store: str, **options) -> None:
-        self.config = parse(YAML.format(store=store), folder=folder)
+    def __init__(self, folder: Path, embedder: ScriptedEmbedder, store: str, more: str = "", **options) -> None:
+        self.config = parse(YAML.format(store=store) + more, folder=folder)
         self.embedder = embedder
         self.database = Database(self.config.database_url)
         self.context = AppContext(config=self.config, database=self.database)

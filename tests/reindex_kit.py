@@ -56,7 +56,13 @@ class TwoModels(Stack):
     """As ``Stack``, with models by name; ``backend`` is a vector store that outlives the stack."""
 
     def __init__(
-        self, folder: Path, embedders: Mapping[str, ScriptedEmbedder], *, store: str, backend: VectorStore | None
+        self,
+        folder: Path,
+        embedders: Mapping[str, ScriptedEmbedder],
+        *,
+        store: str,
+        backend: VectorStore | None,
+        more: str = "",
     ) -> None:
         text = YAML.format(
             plugins=store if backend is None else "parts",
@@ -64,7 +70,7 @@ class TwoModels(Stack):
             store=store,
             default=next(iter(embedders)),
         )
-        self.config = parse(text, folder=folder)
+        self.config = parse(text + more, folder=folder)
         self.embedders = embedders
         self.embedder = next(iter(embedders.values()))
         self.database = Database(self.config.database_url)

@@ -28,6 +28,7 @@ ACTIONS: Mapping[str, str] = {
     "models.pull": "model files were fetched",
     "models.remove": "model files were deleted",
     "files.create": "a file was uploaded",
+    "files.infected": "a file was refused, as a scanner found something in it",
     "files.delete": "a file was deleted",
     "files.download": "a file was downloaded",
     "uploads.create": "an upload in parts was begun",

@@ -12,7 +12,7 @@ import msgspec
 from appliance.audit import ORIGIN, SHOWS_DOCUMENTS, AuditEvent, Details, Verdict
 from appliance.audit.flood import Flood
 from appliance.context import AppContext
-from appliance.errors import Forbidden, InvalidCredentials, RequestError, Unauthenticated
+from appliance.errors import Forbidden, InfectedFile, InvalidCredentials, RequestError, Unauthenticated
 from appliance.types import Findings, Principal, Search
 
 _REMEMBERED = 10_000
@@ -96,8 +96,14 @@ class Trail:
             await self._auditor.write(event)
 
     def failed(self, principal: Principal, action: str, object_: str, error: RequestError) -> None:
-        """What was asked for could not be done, for another reason than the caller's rights."""
-        self._auditor.note(_event(principal, action, "failure", object_, {"code": error.code or error.type}))
+        """What was asked for could not be done, for another reason than the caller's rights.
+
+        Whatever it was, an infected file is an action of its own, which somebody may wait for.
+        """
+        details: Details = {"code": error.code or error.type}
+        if isinstance(error, InfectedFile):
+            action, details = "files.infected", {"filename": error.filename, "signature": error.signature}
+        self._auditor.note(_event(principal, action, "failure", object_, details))
 
     def _hash(self, query: str) -> str:
         """Equal for equal queries, and nothing that can be guessed without the secret."""

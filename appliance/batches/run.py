@@ -221,7 +221,7 @@ class BatchRun:
 
     async def _file(self, ok: bool, writer: BlobWriter) -> File:
         file_id = new_id("file-")
-        await writer.commit(file_id)
+        await writer.commit(file_id, scan=False)
         row = files.new(
             file_id,
             f"{self.batch.id}_{'output' if ok else 'error'}.jsonl",

@@ -13,6 +13,7 @@ from appliance.http.requests import (
     answer,
     listing,
     note_readers,
+    principal,
     query_of,
     read_json,
     runtime,
@@ -43,8 +44,10 @@ async def create_batch(request: HttpRequest) -> Response[bytes]:
     """``POST .../file_batches``: all files or, if one is unknown, none."""
     ingestion, store_id = knowledge(request), store_id_of(request)
     body = await read_json(request, _decode)
-    wanted = _files(body, runtime(request))
+    services = runtime(request)
+    wanted = _files(body, services)
     accesses = _accesses(body, request)
+    await services.quotas.check_chunks(principal(request).tenant, store_id, wanted)
     async with tenant_session(request) as session:
         await check_fillable(session, request)
         for file, chunking in wanted.values():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from litestar.types import Receive, Scope
 
+from appliance.errors import InfectedFile
 from appliance.http.forms import read_form
 from appliance.http.hot import DONE, Reply, Route
 from appliance.http.requests import any_model, call_of
@@ -105,10 +106,22 @@ class FormRoute(MediaRoute):
     """One task, whose body is a form."""
 
     async def take(self, scope: Scope, receive: Receive, runtime: Runtime) -> MediaRequest:
-        """Read the form. Raises BadRequest, RateLimited, TooLarge, UnsupportedMedia, OSError."""
+        """Read the form, and have its files scanned.
+
+        Raises BadRequest, RateLimited, TooLarge, UnsupportedMedia, OSError, and what ``Scanning.check`` does.
+        """
         limit = runtime.config.server.max_media_bytes
         with runtime.room.counted(scope["user"].id, limit, receive) as counted:
-            return await read_form(scope["headers"], counted, limit, self.type, runtime.blobs.scratch)
+            form = await read_form(scope["headers"], counted, limit, self.type, runtime.blobs.scratch)
+            try:
+                for file in form.files:
+                    await runtime.scanning.check(file.pieces, file.filename)
+            except BaseException as error:
+                form.close()
+                if isinstance(error, InfectedFile):
+                    runtime.pipeline.trail.failed(scope["user"], "", "", error)
+                raise
+            return form
 
     async def serve(self, scope: Scope, body: Any, runtime: Runtime, reply: Reply) -> None:
         """See ``MediaRoute``; its files are let go of whatever comes of it."""

@@ -66,6 +66,7 @@ async def attach_file(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_attach)
     chunking = chunking_of(body.chunking_strategy, services)
     access = access_of(body.access, request)
+    await services.quotas.check_chunks(principal(request).tenant, store_id_of(request), [body.file_id])
     async with tenant_session(request) as session:
         await check_fillable(session, request)
         row = await attach(session, store_id_of(request), body, chunking, access)

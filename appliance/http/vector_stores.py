@@ -30,6 +30,7 @@ from appliance.http.requests import (
     HttpRequest,
     Page,
     answer,
+    call_of,
     listing,
     note_readers,
     principal,
@@ -73,6 +74,7 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_create)
     chunking = chunking_of(body.chunking_strategy, services)
     access = access_of(body.access, request)
+    await services.quotas.check_chunks(principal(request).tenant, None, body.file_ids or ())
     embedder = services.config.embedding_model()
     row = stores.new(
         body.name or "",
@@ -176,15 +178,8 @@ def store_id_of(request: HttpRequest) -> str:
 
 def search_call(request: HttpRequest, wanted: Search) -> Call:
     """The search as a call, for limits, filters and records; its model is the one that embeds the question."""
-    state, embedder = request.scope["state"], runtime(request).config.embedding_model()
-    return Call(
-        id=state["request_id"],
-        operation="search",
-        model=embedder.name if embedder else "",
-        request=wanted,
-        principal=principal(request),
-        headers=state["headers"],
-    )
+    embedder = runtime(request).config.embedding_model()
+    return call_of(request.scope, "search", embedder.name if embedder else "", wanted)
 
 
 def chunking_of(strategy: ChunkingStrategy | None, services: Runtime, where: str = "chunking_strategy") -> Chunking:

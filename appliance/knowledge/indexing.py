@@ -21,6 +21,7 @@ from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.parsing import ParserPool
 from appliance.knowledge.progress import Progress
 from appliance.protocols import Chunker, VectorStore
+from appliance.quotas import Quotas
 from appliance.storage import stores
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
@@ -62,6 +63,7 @@ class Indexer:
     chunker: str
     """The name of the one that cuts where a file names none."""
     parsers: ParserPool
+    quotas: Quotas
 
     async def index(self, work: Work) -> Written:
         """Write a file's chunks.
@@ -117,6 +119,7 @@ class Indexer:
         """Groups of chunks with their vectors."""
         async with aclosing(one_ahead(self._cut(document, embedder, work))) as groups:
             async for group in groups:
+                await self.quotas.hold_chunks(work, group[-1].position + 1)
                 try:
                     rows = await embedder.embed([chunk.searchable for chunk in group], bulk=True)
                 except BadRequest as error:

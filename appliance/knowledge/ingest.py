@@ -218,7 +218,7 @@ class Ingestor:
 
     async def _work(self, work: Work) -> None:
         if work.status == "cancelled":
-            await self._clean_up(work, lambda session: jobs.end(session, work))
+            await self._clean_up(work, lambda session: jobs.drop(session, work))
             return
         if work.attempts > jobs.MAX_ATTEMPTS:
             await self._failed(work, IngestionError.code, _GIVE_UP.format(count=work.attempts - 1))

@@ -31,6 +31,8 @@ from appliance.models.registry import model_spec
 from appliance.models.store import ModelStore, open_store
 from appliance.plugins import Plugins
 from appliance.protocols import Embedder, Reranker, VectorStore, VectorStoreFactory
+from appliance.quotas import Quotas
+from appliance.scanning import Scanning
 from appliance.storage import files, placing, store_files, stores
 from appliance.storage.blobs import BlobStore
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
@@ -292,15 +294,17 @@ class LocalKnowledge:
             raise ConfigError("retrieval.embedder: name the embedding model, an entry of models with embedder set")
         chunkers = self._plugins.chunkers()
         check_chunker(config.retrieval.chunker, chunkers)
+        scanning = Scanning(self._plugins.scanners())
         return Indexer(
             database=self._context.database,
-            blobs=BlobStore(self._context.data_dir / "files"),
+            blobs=BlobStore(self._context.data_dir / "files", scanning.check if scanning else None),
             backend=backend,
             embedders=self._embedders,
             default=self._embedders[default.name],
             chunkers=chunkers,
             chunker=config.retrieval.chunker or next(iter(chunkers)),
             parsers=ParserPool(config, names=self._plugins.parser_names(), size=2),
+            quotas=Quotas.of(config, self._context.database),
         )
 
 

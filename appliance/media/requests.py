@@ -7,6 +7,8 @@ no null, so its fields are ``UNSET`` where they are left out.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -58,6 +60,15 @@ class Attachment:
         """Bring it into memory, off the event loop."""
         if not isinstance(self._content, bytes):
             await asyncio.to_thread(self._load)
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """All of it, in pieces; what is on the disk stays there."""
+        if isinstance(self._content, bytes):
+            yield self._content
+            return
+        async with aclosing(self._content.pieces()) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def close(self) -> None:
         """Let go of what is on the disk. Idempotent."""

@@ -6,13 +6,15 @@ So those who wait or are refused cost next to no memory: ``MEMORY`` bytes a file
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, TypeAlias
 
 MEMORY = 256 * 1024
 """Bytes that are written at once; a file of no more never touches the disk."""
+_PIECE = 1 << 20
 Scratch: TypeAlias = Callable[[], IO[bytes]]
 """Opens a file without a name, which is gone when it is closed or the process ends."""
 
@@ -49,6 +51,13 @@ class Spool:
             self._file.seek(0)
             return self._file.read()
 
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """All of it in pieces, which is not in memory for it. Raises as ``read``."""
+        start = 0
+        while piece := await asyncio.to_thread(self._piece, start):
+            yield piece
+            start += len(piece)
+
     def close(self) -> None:
         """Let go of the file, or leave that to the thread that is at work on it. Idempotent; waits for nothing."""
         self._closed = True
@@ -61,6 +70,19 @@ class Spool:
             if self._file is None:
                 self._file = self._scratch()
             self._append(self._file)
+
+    def _piece(self, start: int) -> bytes:
+        with self._used():
+            if self._closed:
+                raise ValueError("the file was let go of; read it before")
+            if self._file is None:
+                return bytes(self._buffer[start : start + _PIECE])
+            self._append(self._file)
+            self._file.seek(start)
+            try:
+                return self._file.read(_PIECE)
+            finally:
+                self._file.seek(0, os.SEEK_END)
 
     def _append(self, file: IO[bytes]) -> None:
         file.write(self._buffer)

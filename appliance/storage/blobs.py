@@ -1,7 +1,7 @@
 """The bytes of uploaded files, on the local disk.
 
-A blob lies under its own id, never under a client's name. It is written to a temporary file, synced and
-renamed, so that it is there whole or not at all; what a crash leaves behind is swept at the next start.
+A blob lies under its own id, never under a client's name. It is written to a temporary file, shown to scanners, synced
+and renamed, so that it is there whole or not at all; what a crash leaves behind is swept at the next start.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TypeAlias
 
 from appliance.errors import OutOfSpace
 from appliance.storage.ids import new_id
 
 _BUFFER = 1 << 20
+Scan: TypeAlias = Callable[[Callable[[], AsyncGenerator[bytes, None]], str], Awaitable[None]]
+"""``Scanning.check``."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class BlobStore:
-    """A folder of blobs: ``<folder>/<two letters>/<id>``."""
+    """A folder of blobs: ``<folder>/<two letters>/<id>``. ``scan`` is shown what comes in, and raises to refuse it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, scan: Scan | None = None) -> None:
         self._folder = folder
+        self.scan = scan
         self._temporary = folder / "tmp"
 
     def start(self) -> None:
@@ -102,8 +106,17 @@ class BlobWriter:
         """Write out what is buffered, so that ``sha256`` is that of everything. Raises OutOfSpace."""
         await asyncio.to_thread(self._flush)
 
-    async def commit(self, blob_id: str) -> None:
-        """Make the blob durable under its id. Raises OutOfSpace."""
+    async def commit(self, blob_id: str, filename: str = "upload", *, scan: bool = True) -> None:
+        """Make the blob durable under its id. ``filename`` is what the caller knows it by.
+
+        ``scan=False`` is for what did not come from outside, and for what is no whole file yet.
+
+        Raises:
+            OutOfSpace. What ``scan`` raises: then nothing was kept.
+        """
+        if scan and self._blobs.scan is not None:
+            await self.flush()
+            await self._blobs.scan(partial(read_pieces, self._path), filename)
         await asyncio.to_thread(self._commit, blob_id)
 
     def discard(self) -> None:
@@ -162,6 +175,13 @@ class BlobWriter:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.discard()
+
+
+async def read_pieces(path: Path) -> AsyncGenerator[bytes, None]:
+    """A file in pieces of a mebibyte, read off the event loop. Close it. Raises OSError."""
+    with path.open("rb") as file:  # at once: what a thread opens for who was cancelled is nobody's to close
+        while data := await asyncio.to_thread(file.read, _BUFFER):
+            yield data
 
 
 def _sync_folder(folder: Path) -> None:

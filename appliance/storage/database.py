@@ -29,7 +29,7 @@ from appliance.storage.tenancy import TenantSession
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
-HEAD = "0015"
+HEAD = "0016"
 """The schema revision this code works with; the newest file in ``migrations/versions``."""
 BUSY_SECONDS = 15.0
 """How long a statement waits for a lock that another transaction holds."""

@@ -181,7 +181,7 @@ async def complete(session: AsyncSession, work: Work, *, chunks: int, usage_byte
 
 async def fail(session: AsyncSession, work: Work, code: str, message: str) -> None:
     """Report a file as failed, unless it was cancelled or removed meanwhile."""
-    await _end(session, work, {"status": "failed", "error_code": code, "error_message": message[:1000]})
+    await _end(session, work, {"status": "failed", "error_code": code, "error_message": message[:1000], "chunks": 0})
 
 
 async def _end(session: AsyncSession, work: Work, values: Mapping[str, Any]) -> None:
@@ -194,6 +194,15 @@ async def _end(session: AsyncSession, work: Work, values: Mapping[str, Any]) -> 
             StoreFile.status == "in_progress",
         )
         .values(**values)
+    )
+    await end(session, work)
+
+
+async def drop(session: AsyncSession, work: Work) -> None:
+    """End the job of a file that was cancelled, and of which nothing is left."""
+    row = update(StoreFile).where(StoreFile.store_id == work.store_id, StoreFile.file_id == work.file_id)
+    await session.execute(
+        row.where(StoreFile.version == work.version, StoreFile.status == "cancelled").values(chunks=0)
     )
     await end(session, work)
 

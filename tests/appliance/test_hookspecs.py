@@ -41,7 +41,7 @@ def plugins_of(plugin: object) -> Plugins:
 
 def test_every_hook_has_a_test_here():
     missing = [name for name in HOOKS if f"test_hook_{name}" not in globals()]
-    assert len(HOOKS) == 21
+    assert len(HOOKS) == 22
     assert not missing
 
 
@@ -94,6 +94,22 @@ def test_hook_appliance_rerankers():
 
 def test_hook_appliance_vector_stores():
     assert list(plugins_of(provides(vector_stores={"v": lambda context: None})).vector_stores()) == ["v"]
+
+
+async def test_hook_appliance_scanners(box):
+    class NoPrograms:
+        async def scan(self, content):
+            async for piece in content:
+                return "a program" if piece.startswith(b"\x7fELF") else None
+            return None
+
+    async def upload(b, content):
+        return await b.client.post("/v1/files", files={"file": ("x", content)}, data={"purpose": "assistants"})
+
+    async with box(None, scanner=provides(scanners=[NoPrograms()])) as b:
+        error = assert_openai_error(await upload(b, b"\x7fELF..."), 400, "file")
+        assert (error["code"], "a program" in error["message"]) == ("infected_file", True)
+        assert (await upload(b, b"text")).status_code == 200
 
 
 def test_hook_appliance_parsers():

@@ -64,6 +64,7 @@ HEADINGS = {
     "AuditSettings": "plugin.audit",
     "GrpcSettings": "plugin.grpc",
     "PrometheusSettings": "plugin.prometheus",
+    "ClamavSettings": "plugin.clamav",
     "DiskSpaceSettings": "plugin.disk_space",
 }
 

@@ -20,7 +20,7 @@ import msgspec
 
 from appliance.audit import AuditEvent
 from appliance.config import Config
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, InfectedFile, TooLarge
 from appliance.knowledge.filters import Attributes
 from appliance.knowledge.report import SourceReport
 from appliance.knowledge.sources.opening import access_of, opened
@@ -179,7 +179,9 @@ class Sync:
             return
         try:
             await self._fetch(source, key, row, gone)
-        except SourceError as error:
+        except (SourceError, InfectedFile, TooLarge) as error:
+            if isinstance(error, InfectedFile) and (row is None or row.error != str(error)):
+                await self._record_infected(key, error)
             self.report.fail(key, str(error))
             await self._note(key, str(error))
 
@@ -199,10 +201,10 @@ class Sync:
 
     async def _take(self, key: str, row: SourceFile | None, fetched: Fetched, writer: BlobWriter) -> None:
         """Make a file of what was read, and queue it. A newer version than one that is being indexed replaces that."""
+        file_id = new_id("file-")
+        await writer.commit(file_id, fetched.filename)
         if row is not None:
             await self._drop(row.next_id)
-        file_id = new_id("file-")
-        await writer.commit(file_id)
         retrieval = self.config.retrieval
         made = files.new(
             file_id, fetched.filename, PURPOSE, size=writer.size, sha256=writer.sha256, media_type=fetched.media_type
@@ -289,6 +291,18 @@ class Sync:
     async def _note(self, key: str, error: str) -> None:
         async with self.database.tenant(self.wanted.tenant) as session:
             (await sources.document(session, self.wanted.name, key)).error = error
+
+    async def _record_infected(self, key: str, error: InfectedFile) -> None:
+        event = AuditEvent(
+            action="files.infected",
+            outcome="failure",
+            principal=self.by,
+            tenant=self.wanted.tenant,
+            object=self.report.name,
+            details={"document": key, "filename": error.filename, "signature": error.signature},
+        )
+        async with self.database.session() as session:
+            await audit.append(session, [event])
 
     async def _record(self, *, listed: bool) -> None:
         report = self.report

@@ -100,6 +100,7 @@ class StoreFile(Tenanted, Base):
         Index(None, "store_id", "created_us"),
         Index(None, "store_id", "public"),
         Index(None, "file_id"),
+        Index(None, "tenant", "chunks"),
     )
 
     store_id: Mapped[str] = mapped_column(
@@ -117,6 +118,7 @@ class StoreFile(Tenanted, Base):
     chunker: Mapped[str | None] = mapped_column(String(64))
     """The chunker that the client chose; ``None`` for the configured one."""
     chunks: Mapped[int] = mapped_column(Integer, default=0)
+    """Where a quota counts them, also what a file that is being indexed has so far."""
     usage_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     notes: Mapped[list[str]] = mapped_column(JSON, default=list)
     """What the parser remarked, such as pages without text."""
