@@ -67,6 +67,18 @@ async def test_a19_nothing_of_a_strangers_message_is_translated(tmp_path, monkey
         assert translated == [chat]
 
 
+async def test_A8_a_token_of_any_size_is_refused_and_others_are_served(tmp_path) -> None:
+    """The one that goes into metadata is looked at no further than its length; the other ends with its head."""
+    issuer = {"issuer": "http://127.0.0.1:9", "audience": "a", "loopback_http": True}
+    plugin = GUARDED["plugin"] | {"oauth": {"issuers": [issuer]}}
+    config = {"plugins": ["api_keys", "oauth", "rbac"], "plugin": plugin}
+    async with grpc_box(tmp_path, config=config) as box:
+        for size, code in ((20_000, grpc.StatusCode.UNAUTHENTICATED), (2**20, grpc.StatusCode.RESOURCE_EXHAUSTED)):
+            for token in ("a" * size, "a." * (size // 2), "eyJhbGciOiJFUzI1NiJ9." + "e" * size + ".x"):
+                assert await code_of(box.call("ListModels", pb.ListModelsRequest(), key=token)) == code, size
+        assert (await box.call("ListModels", pb.ListModelsRequest(), key=box.admin)).data
+
+
 async def test_a_call_that_brings_no_message_gives_its_place_back(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(guard, "MESSAGE_SECONDS", 0.05)
     left = asyncio.Event()
