@@ -48,7 +48,8 @@ wait $$pid || { \
 endef
 
 # What pip does, in a few words: it names all packages in one line before it copies them for minutes, and wheels with all their tags.
-STEPS := s,-(cp|py)[0-9][^ ]*[.]whl,,; s,^Installing collected packages.*,copying what was fetched,p; \
+STEPS := s,-(cp|py)[0-9][^ ]*[.]whl,,; s,^Obtaining.*,preparing,p; s,^Installing collected packages.*,copying what was fetched,p; \
+	s,^Requirement already satisfied: ([^ ]+).*,keeping \1,p; \
 	s,^ *(Collecting|Downloading|Processing) ([^ ]*/)?([^ ]+)( \([0-9.]+ [kMG]?B\))?.*,\1 \3\4,p
 
 # What failed is tried once more by itself, in a process of its own: a test that fails only beside others, on a machine that

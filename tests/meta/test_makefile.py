@@ -16,6 +16,8 @@ steps:
 \t@sed -nE '$(STEPS)' log
 """
 LOG = """
+Obtaining file:///home/me/appliance
+Requirement already satisfied: httptools<1,>=0.6 in ./.venv/lib/python3.11/site-packages (from rag-appliance)
 Collecting torch==2.13.0 (from -c requirements/lock.txt (line 7))
   Downloading https://index.example/torch/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl (190.2 MB)
 Processing /mirror/files/ml_dtypes-0.5.3-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl (from onnx)
@@ -51,6 +53,8 @@ def test_each_step_of_pip_is_told_in_a_few_words(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(LOG)
     (tmp_path / "steps.mk").write_text(STEPS)
     assert make(tmp_path, "-f", "steps.mk", "steps").stdout.splitlines() == [
+        "preparing",
+        "keeping httptools<1,>=0.6",
         "Collecting torch==2.13.0",
         "Downloading torch-2.13.0%2Bcpu (190.2 MB)",
         "Processing ml_dtypes-0.5.3",
