@@ -20,8 +20,8 @@ from appliance.errors import Conflict, StartError
 from appliance.storage.ids import time_text
 
 if TYPE_CHECKING:
+    from appliance.knowledge.api import Upkeep
     from appliance.knowledge.report import ReindexStatus, Step, StoreStatus
-    from appliance.knowledge.visiting import Upkeep
 
 _DAY = 86_400
 _LOOK_SECONDS = 0.5

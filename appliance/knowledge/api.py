@@ -10,7 +10,36 @@ from appliance.knowledge.report import ReindexOrder, Report, SourceReport, Store
 from appliance.types import Access, Embeddings, Findings, Scope, Search, StoredChunk
 
 
-class Knowledge(Protocol):
+class Upkeep(Protocol):
+    """What commands ask, as well as servers."""
+
+    async def reconcile(self, *, repair: bool) -> Report:
+        """Compare rows, chunks and bytes of all tenants, and mend the difference if ``repair``.
+
+        Raises:
+            BadRequest: the vector store cannot say what it holds.
+        """
+        ...
+
+    async def sync(self, order: SyncOrder) -> list[SourceReport]:
+        """Bring document sources in step with what is there now. Raises NotFound for a name that is none."""
+        ...
+
+    async def reindex(self, order: ReindexOrder) -> StoreStatus:
+        """Begin, take back, end or cancel a change of what embeds a store; it goes on by itself.
+
+        Raises:
+            NotFound: no such store. BadRequest: no such embedding model, or a name that several stores have.
+            Conflict: the store has no second collection of that status, or one that is in the way.
+        """
+        ...
+
+    async def stores(self, store_id: str | None = None) -> list[StoreStatus]:
+        """What embeds one store, or each of all tenants, and how the change of it is doing."""
+        ...
+
+
+class Knowledge(Upkeep, Protocol):
     """Search, embeddings and ingestion.
 
     Every method may raise ``RetrievalUnavailable``; stores and files of another tenant are ``NotFound``.
@@ -63,31 +92,6 @@ class Knowledge(Protocol):
 
     async def content(self, store_id: str, file_id: str, scope: Scope) -> list[StoredChunk]:
         """All chunks of a file, in order. Raises NotFound, or Conflict while it is not completed."""
-        ...
-
-    async def reconcile(self, *, repair: bool) -> Report:
-        """Compare rows, chunks and bytes of all tenants, and mend the difference if ``repair``.
-
-        Raises:
-            BadRequest: the vector store cannot say what it holds.
-        """
-        ...
-
-    async def sync(self, order: SyncOrder) -> list[SourceReport]:
-        """Bring document sources in step with what is there now. Raises NotFound for a name that is none."""
-        ...
-
-    async def reindex(self, order: ReindexOrder) -> StoreStatus:
-        """Begin, take back, end or cancel a change of what embeds a store; it goes on by itself.
-
-        Raises:
-            NotFound: no such store. BadRequest: no such embedding model, or a name that several stores have.
-            Conflict: the store has no second collection of that status, or one that is in the way.
-        """
-        ...
-
-    async def stores(self, store_id: str | None = None) -> list[StoreStatus]:
-        """What embeds one store, or each of all tenants, and how the change of it is doing."""
         ...
 
     async def unserved(self) -> int:

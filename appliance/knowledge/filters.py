@@ -7,8 +7,9 @@ and ``matches`` is the reference meaning that every store is tested against.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, TypeAlias, Union
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, Union
 
 import msgspec
 
@@ -24,6 +25,14 @@ MAX_KEY = 64
 """Characters of an attribute's name; OpenAI's bound."""
 MAX_NUMBER = 2**53
 """Whole numbers beyond it are no longer exact where they are stored, and attributes cannot hold them."""
+
+ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
+"""The comparisons of numbers and of texts."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -95,7 +104,7 @@ def _parse_comparison(raw: dict[object, object], where: str) -> Comparison:
     values = comparison.value if isinstance(comparison.value, tuple) else (comparison.value,)
     if len(values) > MAX_VALUES:
         raise BadRequest(f"{where}.value holds more than {MAX_VALUES} values", param=f"{where}.value")
-    if comparison.type in ("gt", "gte", "lt", "lte") and isinstance(comparison.value, bool):
+    if comparison.type in ORDERS and isinstance(comparison.value, bool):
         raise BadRequest(f"{where}.value must be a number or string for {comparison.type}", param=f"{where}.value")
     if any(isinstance(value, str) and len(value) > MAX_TEXT * 4 for value in values):
         raise BadRequest(f"{where}.value is longer than {MAX_TEXT * 4} characters", param=f"{where}.value")
@@ -141,14 +150,4 @@ def _compare(term: Comparison, actual: Scalar | None) -> bool:
         return actual in same
     if term.type in ("ne", "nin"):
         return actual not in same
-    return bool(same) and _ordered(term.type, actual, same[0])
-
-
-def _ordered(operator: str, actual: object, value: object) -> bool:
-    if isinstance(actual, bool) or isinstance(value, bool):
-        return False
-    if isinstance(actual, str) and isinstance(value, str):
-        return {"gt": actual > value, "gte": actual >= value, "lt": actual < value, "lte": actual <= value}[operator]
-    if isinstance(actual, int | float) and isinstance(value, int | float):
-        return {"gt": actual > value, "gte": actual >= value, "lt": actual < value, "lte": actual <= value}[operator]
-    return False
+    return bool(same) and not isinstance(actual, bool) and bool(ORDERS[term.type](actual, same[0]))

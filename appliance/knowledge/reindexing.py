@@ -62,8 +62,7 @@ class Reindexer:
         """Idempotent."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})
             self._task = None
 
     # -- orders ----------------------------------------------------------------------------------------

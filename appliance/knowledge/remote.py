@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 
 
 class WorkerCalls(ABC):
-    """What commands ask of a worker, as well as servers."""
+    """``Upkeep`` by a worker."""
 
     @abstractmethod
     async def _call(self, path: str, message: msgspec.Struct, answer: type[_T]) -> _T:
@@ -131,8 +131,7 @@ class RemoteKnowledge(WorkerCalls):
         """Stop the worker. Idempotent."""
         if self._waking is not None:
             self._waking.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._waking
+            await asyncio.wait({self._waking})
         await self._child.stop()
         await self._upstream.aclose()
 

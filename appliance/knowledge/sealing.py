@@ -56,8 +56,7 @@ class Sealer:
         """Stop after the group under way; what is pending stays queued in the database. Idempotent."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})
             self._task = None
 
     def add(self, written: Written) -> None:

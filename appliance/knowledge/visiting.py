@@ -5,39 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from appliance.config import Config
 from appliance.context import AppContext
 from appliance.errors import ConfigError
+from appliance.knowledge.api import Upkeep
 from appliance.knowledge.messages import Empty, Presence
 from appliance.knowledge.remote import WorkerCalls, send, socket_path
-from appliance.knowledge.report import ReindexOrder, Report, SourceReport, StoreStatus, SyncOrder
 from appliance.upstream import Upstream, UpstreamError
 
 _T = TypeVar("_T")
-
-
-class Upkeep(Protocol):
-    """What commands ask of retrieval."""
-
-    async def reconcile(self, *, repair: bool) -> Report:
-        """See ``Knowledge``."""
-        ...
-
-    async def sync(self, order: SyncOrder) -> list[SourceReport]:
-        """See ``Knowledge``."""
-        ...
-
-    async def reindex(self, order: ReindexOrder) -> StoreStatus:
-        """See ``Knowledge``."""
-        ...
-
-    async def stores(self) -> list[StoreStatus]:
-        """See ``Knowledge``."""
-        ...
 
 
 class RunningWorker(WorkerCalls):

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import ColumnElement, Double, and_, case, cast, column, exists, func, literal_column, not_, or_
 
-from appliance.knowledge.filters import Comparison, Compound, Filter, Scalar, kind_of
+from appliance.knowledge.filters import ORDERS, Comparison, Compound, Filter, Scalar, kind_of
 from appliance.storage.tables import StoreFile
 
-_ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "gt": operator.gt,
-    "gte": operator.ge,
-    "lt": operator.lt,
-    "lte": operator.le,
-}
 _SQLITE_TYPES = {"str": ("text",), "number": ("integer", "real"), "bool": ("true", "false")}
 _POSTGRESQL_TYPES = {"str": "string", "number": "number", "bool": "boolean"}
 
@@ -33,7 +27,7 @@ def condition(tree: Filter, dialect: str) -> ColumnElement[bool]:
 def _there_is(term: Comparison, dialect: str) -> ColumnElement[bool]:
     """An attribute of this name, of the kind of one of the values, that compares with it."""
     values = term.value if isinstance(term.value, tuple) else (term.value,)
-    compare = _ORDERS.get(term.type, operator.eq)
+    compare = ORDERS.get(term.type, operator.eq)
     columns: list[Any] = [column("key"), column("value"), *([column("type")] if dialect == "sqlite" else [])]
     entry: Any = func.json_each(StoreFile.attributes).table_valued(*columns).alias("attribute")
     fits = _fits_sqlite if dialect == "sqlite" else _fits_postgresql

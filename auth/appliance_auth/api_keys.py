@@ -8,7 +8,6 @@ key is revoked. What goes wrong with a key never shows in the answer. What a key
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import math
@@ -179,8 +178,7 @@ async def _life(keys: ApiKeys) -> AsyncIterator[None]:
         yield
     finally:
         watch.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watch
+        await asyncio.wait({watch})
 
 
 def _credential(headers: Mapping[str, str]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -94,9 +93,7 @@ async def _life(tokens: OAuthTokens, issuers: Sequence[Issuer]) -> AsyncIterator
     finally:
         for task in fetching:
             task.cancel()
-        for task in fetching:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.wait(fetching)
         await tokens.close()
         for issuer in issuers:
             await issuer.close()

@@ -72,3 +72,34 @@ async def test_a_job_of_what_is_being_removed_is_not_due(database, removed) -> N
     async with database.session() as session:
         assert not await jobs.due(session, "memory")
         assert await jobs.claim(session, "worker", 1, "memory") == []
+
+
+async def test_whoever_gives_up_waiting_for_the_group_that_is_sealed_is_told_so_and_cuts_nothing_short(
+    database,
+) -> None:
+    await being_indexed(database)
+    async with database.session() as session:
+        (work,) = await jobs.claim(session, "worker", 1, "memory")
+    sealed, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def seal(self, collection: str) -> None:
+            sealed.set()
+            await go_on.wait()
+
+    sealer = sealing.Sealer(database, Slow(), lambda: True, lambda: None)
+    sealer.start()
+    (running,) = (task for task in asyncio.all_tasks() if task.get_name() == "sealer")
+    sealer.add(sealing.Written(work, 1, 1, (), work.attributes, work.readers))
+    async with asyncio.timeout(30):
+        await sealed.wait()
+        stopping = asyncio.create_task(sealer.stop())
+        await asyncio.sleep(0)  # it waits for the group now
+        stopping.cancel()
+        await asyncio.wait({stopping})
+        assert stopping.cancelled()
+        go_on.set()
+        await asyncio.wait({running})
+    async with database.session(write=False) as session:
+        row = await store_files.find(session, *work.key)
+    assert row.status == "completed"
