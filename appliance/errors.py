@@ -26,7 +26,8 @@
         |-- EngineError        502: the engine answered with something unusable, or broke off
         |-- Unavailable        503: try again
         |   |-- EngineUnavailable
-        |   `-- RetrievalUnavailable
+        |   |-- RetrievalUnavailable
+        |   `-- ScannerUnavailable
         |-- EngineTimeout      504
         `-- OutOfSpace         507
 
@@ -263,6 +264,12 @@ class RetrievalUnavailable(Unavailable):
     """503: the vector store or the embedder is out of reach."""
 
     code = "retrieval_unavailable"
+
+
+class ScannerUnavailable(Unavailable):
+    """503: a scanner cannot tell whether a file is infected, so it is not taken."""
+
+    code = "scanner_unavailable"
 
 
 class EngineTimeout(RequestError):

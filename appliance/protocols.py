@@ -305,7 +305,7 @@ class Scanner(Protocol):
         the time but the scanner itself.
 
         Raises:
-            Unavailable: it cannot tell now. TooLarge: the file is more than it takes. Then the file is refused.
+            ScannerUnavailable: it cannot tell now. TooLarge: the file is more than it takes. Either way it is refused.
         """
         ...
 

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from appliance.errors import InfectedFile, RequestError, Unavailable
+from appliance.errors import InfectedFile, RequestError, ScannerUnavailable
 from appliance.gauges import Gauge
 from appliance.protocols import Scanner
 
@@ -45,7 +45,8 @@ class Scanning:
         outcome = "failed"
         try:
             for name, scanner in self.scanners:
-                if found := await _ask(name, scanner, pieces):
+                found = await _ask(name, scanner, pieces)
+                if found is not None:
                     outcome = "infected"
                     log.warning("a file was refused: %s found %s in it", name, found)
                     raise InfectedFile(filename, found)
@@ -73,7 +74,8 @@ async def _ask(name: str, scanner: Scanner, pieces: Pieces) -> str | None:
         raise
     except Exception as error:
         log.exception("the scanner of plugin %s failed", name)
-        raise Unavailable(f"the scanner of plugin {name} failed; the server's log says why", retry_after=30) from error
+        told = f"the scanner of plugin {name} failed; the server's log says why"
+        raise ScannerUnavailable(told, retry_after=30) from error
     if found is None:
         return None
     return "".join(letter if letter.isprintable() else " " for letter in found)[:_MAX_SIGNATURE].strip() or "malware"

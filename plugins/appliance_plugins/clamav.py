@@ -26,9 +26,9 @@ from appliance.plugin import (
     HealthCheck,
     RequestError,
     Scanner,
+    ScannerUnavailable,
     Strict,
     TooLarge,
-    Unavailable,
     hookimpl,
 )
 
@@ -108,7 +108,7 @@ class Clamav:
         return None if reply == "PONG" else "what answers at plugin.clamav.address is no clamd; correct the address"
 
     async def _scan(self, content: AsyncIterator[bytes]) -> str | None:
-        """Raises Unavailable, TooLarge."""
+        """Raises ScannerUnavailable, TooLarge."""
         try:
             async with asyncio.timeout(self.settings.timeout), self._turns:
                 reply = await self._command(b"INSTREAM", content)
@@ -143,7 +143,7 @@ def address_of(text: str) -> Address:
 
 
 def judged(reply: str) -> str | None:
-    """The name of what clamd found; ``None`` for nothing. Raises TooLarge, Unavailable."""
+    """The name of what clamd found; ``None`` for nothing. Raises TooLarge, ScannerUnavailable."""
     if reply == "stream: OK":
         return None
     if reply.startswith("stream: ") and reply.endswith(" FOUND"):
@@ -156,10 +156,9 @@ def judged(reply: str) -> str | None:
     raise _unavailable("it gave no verdict" if reply else "it hung up")
 
 
-def _unavailable(reason: str) -> Unavailable:
-    return Unavailable(
+def _unavailable(reason: str) -> ScannerUnavailable:
+    return ScannerUnavailable(
         f"the virus scanner cannot be asked: {reason}; nothing is taken without it (plugin.clamav.address, fail_open)",
-        code="scanner_unavailable",
         retry_after=_RETRY_SECONDS,
     )
 

@@ -46,7 +46,7 @@ def assert_full(reply, setting: str) -> None:
 
 
 @pytest.mark.parametrize("path", STORING)
-async def test_a_tenant_that_keeps_all_it_may_gets_429_until_it_deletes_something(box, path) -> None:
+async def test_D6_a_tenant_that_keeps_all_it_may_gets_429_until_it_deletes_something(box, path) -> None:
     async with box([Emit("a")], config={"limits": {"max_stored_objects": 2}}) as b:
         first = (await b.client.post("/v1/conversations", json={})).json()["id"]
         assert (await b.client.post(path, json=STORING[path])).status_code == 200
@@ -87,20 +87,22 @@ async def test_a_background_response_that_was_taken_is_made_although_its_tenant_
             await b.openai.responses.create(model="m", input="hi", background=True)
 
 
-async def test_the_bytes_of_files_are_bounded_before_they_come(box) -> None:
+async def test_D6_the_bytes_of_files_are_bounded_before_they_come_and_a_deleted_file_makes_room(box) -> None:
     async with box(config={"limits": {"max_stored_bytes": 10_000}}) as b:
-        assert (await upload(b, 4000)).status_code == 200
+        first = (await upload(b, 4000)).json()["id"]
         assert (await upload(b, 4000)).status_code == 200
         assert_full(await upload(b, 4000), "max_stored_bytes")
         assert len(list((b.runtime.config.data_path / "files").rglob("file-*"))) == 2
         assert (await b.client.post("/v1/conversations", json={})).status_code == 200
+        assert (await b.client.delete(f"/v1/files/{first}")).status_code == 200
+        assert (await upload(b, 4000)).status_code == 200
 
 
 async def unannounced(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
-async def test_bytes_that_nobody_announced_are_counted_before_they_are_kept(box) -> None:
+async def test_D6_bytes_that_nobody_announced_are_counted_before_they_are_kept(box) -> None:
     async with box(config={"limits": {"max_stored_bytes": 10_000}}) as b:
         body = {"filename": "a", "bytes": 20_000, "mime_type": "", "purpose": "assistants"}
         made = (await b.client.post("/v1/uploads", json=body)).json()["id"]
@@ -113,7 +115,7 @@ async def test_bytes_that_nobody_announced_are_counted_before_they_are_kept(box)
         assert not [path for path in (b.runtime.config.data_path / "files").rglob("*") if path.is_file()]
 
 
-async def test_parts_of_uploads_are_bytes_too(box) -> None:
+async def test_D6_parts_of_uploads_are_bytes_too(box) -> None:
     async with box(config={"limits": {"max_stored_bytes": 10_000}}) as b:
         body = {"filename": "a", "bytes": 9000, "mime_type": "", "purpose": "assistants"}
         made = (await b.client.post("/v1/uploads", json=body)).json()["id"]

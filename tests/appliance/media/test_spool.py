@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import tempfile
 import threading
 import tracemalloc
@@ -56,6 +57,20 @@ async def test_an_attachment_is_in_memory_once_it_is_loaded(spool) -> None:
     await file.load()
     spool.close()
     assert file.content == b"ab" * MEMORY
+
+
+@pytest.mark.parametrize("size", [0, 1, MEMORY, MEMORY + 1, 2_500_000])
+async def test_it_is_read_in_pieces_as_often_as_wanted_and_is_whole_afterwards(spool, size) -> None:
+    data = os.urandom(size)
+    for start in range(0, size, 100_000):
+        await spool.write(data[start : start + 100_000])
+    attachment = Attachment("a", None, spool)
+    for _ in range(2):
+        pieces = [piece async for piece in attachment.pieces()]
+        assert b"".join(pieces) == data
+        assert all(len(piece) <= 2**20 for piece in pieces)
+    assert attachment.content == data
+    assert b"".join([piece async for piece in attachment.pieces()]) == data
 
 
 async def test_closing_lets_go_of_the_file_and_may_be_done_again(spool, opened) -> None:

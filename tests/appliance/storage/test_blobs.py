@@ -27,7 +27,7 @@ def leftovers(tmp_path) -> list:
     return list((tmp_path / "files" / "tmp").iterdir())
 
 
-async def test_a_committed_blob_is_there_private_and_complete(blobs, tmp_path) -> None:
+async def test_D6_a_committed_blob_is_there_private_and_complete(blobs, tmp_path) -> None:
     data = os.urandom(3_000_000)
     with blobs.writer() as writer:
         for start in range(0, len(data), 70_000):
@@ -81,7 +81,7 @@ async def test_who_leaves_while_a_thread_writes_waits_for_nothing_and_leaves_not
     assert blobs.path("file-abc").exists() == kept
 
 
-async def test_a_sweep_spares_uploads_under_way_and_removes_those_of_the_dead(blobs, tmp_path) -> None:
+async def test_D6_a_sweep_spares_uploads_under_way_and_removes_those_of_the_dead(blobs, tmp_path) -> None:
     code = (
         "import os, signal, asyncio, pathlib\nfrom appliance.storage.blobs import BlobStore\n"
         f"w = BlobStore(pathlib.Path({str(tmp_path / 'files')!r})).writer()\n"
