@@ -25,10 +25,9 @@ LEAVES = (
 )
 NESTED = [nest(depth) for nest in (lambda n: "[" * n + "]" * n, lambda n: '{"a":' * n + "0" + "}" * n) for depth in
           (2, 60, 480, 1500)]  # fmt: skip
-AS_WRITTEN = {
-    f"literal {number}": text for number, text in enumerate(["1e309", "-1e309", "1E+999999", "1e-999", *NESTED])
-}
-"""JSON that no value of Python is written as: numbers beyond every float, and what is nested deep."""
+NUMBERS = ["1e309", "-1e309", "1E+999999", "1e-999", str(10**400), str(-(10**4000))]
+AS_WRITTEN = {f"literal {number}": text for number, text in enumerate([*NUMBERS, *NESTED])}
+"""JSON as it is written: numbers beyond every float, and what is nested deep."""
 VALUES = st.sampled_from(sorted(AS_WRITTEN)) | st.recursive(
     LEAVES,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
