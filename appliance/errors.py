@@ -242,7 +242,6 @@ class EngineError(RequestError):
     """502: the engine answered with something unusable or broke off."""
 
     status = 502
-    type = "server_error"
     code = "engine_error"
 
 
@@ -250,7 +249,6 @@ class Unavailable(RequestError):
     """503: a part of the appliance is not ready; try again."""
 
     status = 503
-    type = "server_error"
     code = "unavailable"
 
 
@@ -276,7 +274,6 @@ class EngineTimeout(RequestError):
     """504: the engine did not answer in time."""
 
     status = 504
-    type = "server_error"
     code = "engine_timeout"
 
 
@@ -284,7 +281,6 @@ class OutOfSpace(RequestError):
     """507: the disk is full."""
 
     status = 507
-    type = "server_error"
     code = "insufficient_storage"
 
 
