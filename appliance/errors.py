@@ -31,8 +31,8 @@
         |-- EngineTimeout      504
         `-- OutOfSpace         507
 
-Some belong to one part and stand there: ``EgressError`` (``egress``), ``SourceError`` (``knowledge.sources.source``),
-``LeaseLost`` (``storage.request_batches``) and ``NotWanted`` (``storage.response_events``) are ApplianceErrors too, and
+Some belong to one part and stand there: ``BackupError`` (``backup``), ``EgressError`` (``egress``), ``SourceError``
+(``knowledge.sources.source``), ``LeaseLost`` (``storage.request_batches``) and ``NotWanted`` (``storage.response_events``) are ApplianceErrors too, and
 ``ChildFailed`` (``processes.child``) is a StartError.
 
 Messages are one line and say what to do next. ``appliance.http.errors`` is the only module that turns

@@ -52,6 +52,8 @@ ACTIONS: Mapping[str, str] = {
     "retrieval": "passages of documents were shown, by a search or in a chat",
     "server.start": "the server started",
     "server.stop": "the server was told to stop",
+    "backup.create": "a backup was begun, of everything or of one tenant",
+    "backup.restore": "a backup was restored",
     "audit.prune": "old entries were removed",
     "audit.protect": "triggers that keep the log append-only were missing and put back",
     "audit.lost": "entries could not be kept; the object says how many",

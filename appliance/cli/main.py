@@ -14,6 +14,7 @@ import click
 
 from appliance import __version__
 from appliance.cli.audit import audit
+from appliance.cli.backup import backup
 from appliance.cli.jobs import jobs
 from appliance.cli.models import models
 from appliance.cli.options import DEFAULT_CONFIG, config_option, examples, json_option, print_json
@@ -102,6 +103,7 @@ def cli() -> None:
 
 
 cli.add_command(audit)
+cli.add_command(backup)
 cli.add_command(jobs)
 cli.add_command(models)
 cli.add_command(sources)

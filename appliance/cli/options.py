@@ -26,6 +26,6 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def print_json(value: object) -> None:
-    """Print a value as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+def print_json(value: object, *, err: bool = False) -> None:
+    """Print a value as indented JSON, on standard error with ``err``."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), err=err)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -157,6 +157,43 @@ class Database:
         except StaleDataError as error:
             raise Conflict("it was deleted at the same time") from error
 
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[AsyncConnection]:
+        """All tables as they are at this moment, for as long as the block reads them beside whoever writes.
+
+        Raises Unavailable: the database is out of reach.
+        """
+        if self._engine is None:
+            raise Unavailable("the database is not open; try again in a moment", retry_after=1)
+        engine = self._engine
+        if engine.dialect.name == "postgresql":
+            engine = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        with _telling():
+            async with AsyncExitStack() as held:
+                connection = await _connect(engine, held)
+                async with connection.begin():
+                    await connection.execute(select(_VERSIONS))  # the first read is the moment
+                    yield connection
+
+    @asynccontextmanager
+    async def loading(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction, as long as it takes, in a database that may be without a schema and is not started.
+
+        Nobody else changes the schema meanwhile.
+
+        Raises Unavailable: the database is out of reach. OutOfSpace: the disk is full. BadRequest: see ``session``.
+        """
+        engine = _durable_engine(self._url).execution_options(appliance_begin="BEGIN IMMEDIATE")
+        try:
+            with _telling():
+                async with AsyncExitStack() as held:
+                    connection = await _connect(engine, held)
+                    async with connection.begin():
+                        await connection.run_sync(_take_the_schema)
+                        yield connection
+        finally:
+            await engine.dispose()
+
     async def ping(self) -> None:
         """Raise ``Unavailable`` unless the database answers."""
         async with self.session(write=False) as session:
@@ -165,7 +202,7 @@ class Database:
     async def _revision(self) -> str | None:
         assert self._engine is not None  # noqa: S101 - start() made it
         async with self._engine.connect() as connection:
-            return await connection.run_sync(_revision)
+            return await connection.run_sync(revision)
 
     async def _migrate(self) -> None:
         assert self._writer is not None  # noqa: S101 - start() made it
@@ -173,7 +210,17 @@ class Database:
             await connection.run_sync(_bring_up_to_date)
 
 
-def _revision(connection: Connection) -> str | None:
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        if translated := _translated(error):
+            raise translated from error
+        raise
+
+
+def revision(connection: Connection) -> str | None:
     """The schema's revision, empty where there is a history without one; ``None`` for a new database."""
     if not inspect(connection).has_table(_VERSIONS.name):
         return None
@@ -196,13 +243,19 @@ async def _connect(engine: AsyncEngine, held: AsyncExitStack) -> AsyncConnection
         raise Unavailable("the database has too many callers; try again", retry_after=1) from error
 
 
+def _take_the_schema(connection: Connection) -> None:
+    """Until the transaction ends this process alone changes the schema, without hurry."""
+    if connection.dialect.name != "postgresql":
+        return
+    for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+        connection.execute(text(f"SET LOCAL {name} = 0"))
+    connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _MIGRATION_LOCK})
+
+
 def _bring_up_to_date(connection: Connection) -> None:
     """Make a new schema at once, or migrate an old one; another process may have been faster."""
-    if connection.dialect.name == "postgresql":
-        for statement in ("SET LOCAL statement_timeout = 0", "SET LOCAL lock_timeout = 0"):
-            connection.execute(text(statement))
-        connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _MIGRATION_LOCK})
-    present = _revision(connection)
+    _take_the_schema(connection)
+    present = revision(connection)
     if present is None:
         Base.metadata.create_all(connection)
         _VERSIONS.create(connection)

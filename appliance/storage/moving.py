@@ -12,23 +12,28 @@ from appliance.storage.tables import Job, StoreFile, VectorStore
 
 
 async def move(session: AsyncSession, store_id: str, backend: str) -> None:
-    """Begin a store anew in ``backend``: a new collection, by the model that was to embed it, and all files queued.
-
-    Nothing of the store may be worked on meanwhile. What was said of its collections elsewhere is forgotten. Of a store
-    that has expired or is being deleted no file is queued: it is here then, so that what is left of it can go.
-    """
+    """Begin a store that another vector store holds anew in ``backend``; otherwise as ``begin_anew``."""
     store = await session.get(VectorStore, store_id, with_for_update=True)
     if store is None or is_here(store, backend):
         return
-    second = await reindexes.find(session, store_id, lock=True)
+    await begin_anew(session, store, store.generations + 1)
+    store.backend = backend
+
+
+async def begin_anew(session: AsyncSession, store: VectorStore, generation: int) -> None:
+    """Give a store a new collection, by the model that was to embed it, and queue all its files. It must be locked.
+
+    Nothing of the store may be worked on meanwhile. What was said of its collections is forgotten, and where they
+    were. Of a store that has expired or is being deleted no file is queued: what is left of it can go.
+    """
+    second = await reindexes.find(session, store.id, lock=True)
     if second is not None and second.status == reindexes.BUILDING:
         store.embedder = second.embedder
-    await reindexes.end(session, store_id)
-    store.generations += 1
-    store.generation, store.backend = store.generations, backend
-    store.fingerprint = store.dimensions = None
+    await reindexes.end(session, store.id)
+    store.generation = store.generations = generation
+    store.backend = store.fingerprint = store.dimensions = None
     if not (store.removing or has_expired(store)):
-        await _queue_all(session, store_id)
+        await _queue_all(session, store.id)
 
 
 async def _queue_all(session: AsyncSession, store_id: str) -> None:

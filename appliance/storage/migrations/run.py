@@ -20,10 +20,10 @@ def settings(connection: Connection) -> Config:
     return config
 
 
-def upgrade(connection: Connection) -> None:
-    """Bring the schema to its newest revision. Raises StartError when a newer appliance wrote it."""
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Bring the schema to a revision, the newest by default. Raises StartError when a newer appliance wrote it."""
     try:
-        command.upgrade(settings(connection), "head")
+        command.upgrade(settings(connection), revision)
     except CommandError as error:
         raise StartError(
             f"the database does not fit this version ({error}); install the version that wrote it"

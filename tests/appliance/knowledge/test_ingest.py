@@ -483,7 +483,7 @@ async def test_removals_cut_short_by_a_crash_are_finished_at_the_start(tmp_path)
         assert (await again.settled(store, file)).status == "completed"
 
 
-async def test_o24_another_embedding_model_is_a_409_that_names_both(tmp_path) -> None:
+async def test_F9_o24_another_embedding_model_is_a_409_that_names_both_and_mixes_nothing_in(tmp_path) -> None:
     async with stack(tmp_path, ScriptedEmbedder(fingerprint="old")) as made:
         store = await made.make_store()
         await made.add(store, "zebrafinch")
