@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -13,11 +14,13 @@ from appliance.config import Config, load
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from sqlalchemy.ext.asyncio import AsyncSession
 
     from appliance.storage.progress import FailedFile, Ingestion
 
 _LOOK_SECONDS = 1.0
 _LIMIT = 100
+_Row = TypeVar("_Row")
 
 
 @click.group(epilog=examples("appliance jobs list", "appliance jobs list --watch"))
@@ -38,32 +41,27 @@ def list_jobs(config_path: Path, limit: int, *, failed: bool, watch: bool, as_js
     """List files on their way into vector stores, those at work first, or those that failed."""
     if watch and (failed or as_json):
         raise click.UsageError("--watch goes with neither --failed nor --json")
+    from appliance.storage import progress
+
     config = load(config_path)
     if failed:
-        _print_failed(asyncio.run(_failures(config, limit)), as_json=as_json)
+        _print_failed(asyncio.run(_read(config, progress.failures, limit)), as_json=as_json)
     elif watch:
         asyncio.run(_watch(config, limit))
     else:
-        _print_jobs(asyncio.run(_ingestions(config, limit)), as_json=as_json)
+        _print_jobs(asyncio.run(_read(config, progress.ingestions, limit)), as_json=as_json)
 
 
-async def _ingestions(config: Config, limit: int) -> list[Ingestion]:
-    from appliance.storage import progress
+async def _read(
+    config: Config, query: Callable[[AsyncSession, int], Awaitable[Sequence[_Row]]], limit: int
+) -> Sequence[_Row]:
     from appliance.storage.database import Database
 
     async with Database(config.database_url) as database, database.session(write=False) as session:
-        return await progress.ingestions(session, limit)
+        return await query(session, limit)
 
 
-async def _failures(config: Config, limit: int) -> list[FailedFile]:
-    from appliance.storage import progress
-    from appliance.storage.database import Database
-
-    async with Database(config.database_url) as database, database.session(write=False) as session:
-        return await progress.failures(session, limit)
-
-
-def _print_failed(found: list[FailedFile], *, as_json: bool) -> None:
+def _print_failed(found: Sequence[FailedFile], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
     for file in () if as_json else found:
@@ -72,7 +70,7 @@ def _print_failed(found: list[FailedFile], *, as_json: bool) -> None:
         click.echo("no file failed")
 
 
-def _print_jobs(found: list[Ingestion], *, as_json: bool) -> None:
+def _print_jobs(found: Sequence[Ingestion], *, as_json: bool) -> None:
     import msgspec
 
     if as_json:
@@ -104,7 +102,7 @@ async def _watch(config: Config, limit: int) -> None:
     click.echo("nothing is left to be indexed")
 
 
-def _table(found: list[Ingestion]) -> RenderableType:
+def _table(found: Sequence[Ingestion]) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

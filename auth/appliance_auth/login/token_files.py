@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -57,29 +57,27 @@ class TokenFiles:
         """Keep tokens in place of older ones, readable by this user alone from the first byte on."""
         path = self.path(tokens.server)
         new = path.with_suffix(".new")
-        try:
+        with _told(path):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             new.unlink(missing_ok=True)
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(tokens))
             new.replace(path)
-        except OSError as error:
-            raise _unusable(path, error) from None
         return path
 
     def remove(self, server: str) -> None:
         """Forget the tokens for a server."""
-        self.path(server).unlink(missing_ok=True)
+        path = self.path(server)
+        with _told(path):
+            path.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self, server: str) -> Iterator[None]:
         """One process at a time: a refresh token that is used twice ends the whole sign-in (RFC 9700 section 4.14)."""
         path = self.path(server).with_suffix(".lock")
-        try:
+        with _told(path):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise _unusable(path, error) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -87,21 +85,20 @@ class TokenFiles:
             os.close(descriptor)
 
     def _read(self, path: Path) -> Tokens | None:
-        try:
-            with path.open("rb") as file:
-                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-                if mode & 0o077:
-                    raise ApplianceError(
-                        f"{path} can be read by others; run chmod 600 {path}, or appliance login again"
-                    )
+        with _told(path), suppress(FileNotFoundError), path.open("rb") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise ApplianceError(f"{path} can be read by others; run chmod 600 {path}, or appliance login again")
+            try:
                 return msgspec.json.decode(file.read(), type=Tokens)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _unusable(path, error) from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise ApplianceError(f"{path} is damaged; remove it and run appliance login") from None
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                raise ApplianceError(f"{path} is damaged; remove it and run appliance login") from None
+        return None
 
 
-def _unusable(path: Path, error: OSError) -> ApplianceError:
-    return ApplianceError(f"{path} cannot be used: {error.strerror}; mend it or set XDG_CONFIG_HOME")
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What the system says of a file, as ApplianceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ApplianceError(f"{path} cannot be used: {error.strerror}; mend it or set XDG_CONFIG_HOME") from None

@@ -261,3 +261,13 @@ def test_tokens_of_several_servers_lie_side_by_side(tmp_path) -> None:
     files.path("https://a.example").chmod(0o600)
     with pytest.raises(ApplianceError, match="damaged; remove it"):
         files.load("https://a.example")
+
+
+def test_a_token_file_that_cannot_be_used_is_named_whatever_is_done_with_it(tmp_path) -> None:
+    files = TokenFiles(tmp_path)
+    path = files.path("https://box.example")
+    path.mkdir()
+    for use in (files.load, files.remove, lambda server: files.save(a_token(server))):
+        with pytest.raises(ApplianceError, match="cannot be used: Is a directory; mend it") as refused:
+            use("https://box.example")
+        assert str(path) in str(refused.value)
