@@ -224,6 +224,42 @@ def test_the_cause_of_a_failed_start_is_found_above_its_consequence(tmp_path: Pa
     assert "\n" not in message
 
 
+LOG_OF_PYDANTIC = """
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, User-specified max_model_len (200000) is greater than the derived one (8192). [type=value_error]
+    For further information visit https://errors.pydantic.dev/2.14/v/value_error
+"""
+LOG_OF_A_FIELD = """
+(APIServer pid=3) pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig
+(APIServer pid=3) cache_dtype
+(APIServer pid=3)   Input should be 'auto' or 'fp8' [type=literal_error, input_value='fp9', input_type=str]
+(APIServer pid=3)     For further information visit https://errors.pydantic.dev/2.14/v/literal_error
+"""
+LOG_OF_THE_CACHE = """
+(EngineCore pid=7) ERROR 11-30 06:08:36 [core.py:1] RuntimeError: Worker failed with error 'Available memory on node 0 \
+(19.99/23.54 GiB) is less than requested memory for kv (400.0 GiB). Decrease VLLM_CPU_KVCACHE_SPACE'
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "fix"),
+    [
+        (LOG_OF_PYDANTIC, "User-specified max_model_len (200000) is greater", "lower options.max_model_len"),
+        (LOG_OF_A_FIELD, "cache_dtype Input should be 'auto' or 'fp8'; its log is", ""),
+        (LOG_OF_THE_CACHE, "Worker failed with error 'Available memory on node 0", "lower options.cpu_kv_cache_gib"),
+        ("ValueError: " + "word " * 100, "word word", "word ...; its log is"),
+    ],
+    ids=["value", "field", "cache", "long"],
+)
+def test_what_was_wrong_is_told_in_one_line_with_the_option_to_change(tmp_path, text, cause, fix) -> None:
+    log = tmp_path / "m.log"
+    log.write_text(text)
+    message = explain(SPEC, log, "m exited with code 1")
+    assert message.startswith(f"the model org/chat did not start: {cause}")
+    assert fix in message
+    assert "\n" not in message
+
+
 def test_a_flag_that_vllm_refuses_is_named(tmp_path: Path) -> None:
     log = tmp_path / "m.log"
     log.write_text("usage: api_server.py [-h]\napi_server.py: error: unrecognized arguments: --nonsense\n")
