@@ -251,10 +251,10 @@ class SearchResult(msgspec.Struct, kw_only=True):
 
     file_id: str
     filename: str
-    score: float | msgspec.UnsetType = msgspec.UNSET
+    score: float | UnsetType = UNSET
     attributes: dict[str, Scalar]
     content: list[TextContent]
-    chunk: ChunkPlace | msgspec.UnsetType = msgspec.UNSET
+    chunk: ChunkPlace | UnsetType = UNSET
     """There if ``include`` asks for it (not OpenAI's)."""
 
 

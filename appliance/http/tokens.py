@@ -106,8 +106,8 @@ class _Detokenize(TokenRoute):
 def _tokenizer_of(model: Model, runtime: Runtime, caller: Principal) -> Tokenizer:
     if model.tokenizer is not None:
         return model.tokenizer
-    mine = [other for other in runtime.models.of(caller) if caller.models is None or other.name in caller.models]
-    able = ", ".join(other.name for other in mine if other.tokenizer is not None) or "none here"
+    usable = runtime.models.usable(caller)
+    able = ", ".join(other.name for other in usable if other.tokenizer is not None) or "none here"
     raise NotFound(f"the engine of {model.name} has no tokenizer to ask; models that have one: {able}", param="model")
 
 

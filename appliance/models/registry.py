@@ -60,6 +60,10 @@ class Models:
         """Those that are there for the caller's tenant."""
         return [model for model in self if self._is_for(caller, model.name)]
 
+    def usable(self, caller: Principal) -> list[Model]:
+        """Those of them that the caller's credential names, if it names any."""
+        return [model for model in self.of(caller) if caller.models is None or model.name in caller.models]
+
     def resolve(self, name: str, caller: Principal) -> Model:
         """The model of that name. Raises ModelNotFound, also for one that is not there for the caller's tenant."""
         found = self._models.get(name)
@@ -77,8 +81,7 @@ class Models:
         named = None if name is None else self.resolve(name, caller)
         if named is not None and named.media is not None and task in named.tasks:
             return named.name, named.media
-        mine = [model for model in self.of(caller) if caller.models is None or model.name in caller.models]
-        able = {model.name: model.media for model in mine if model.media is not None and task in model.tasks}
+        able = {m.name: m.media for m in self.usable(caller) if m.media is not None and task in m.tasks}
         names = ", ".join(able)
         if not able:
             raise NotFound(f"no model here does {task}; give one models[].tasks: [{task}]", param="model")

@@ -159,7 +159,7 @@ def chat_of(request: ResponsesRequest, items: Sequence[dict[str, Any]], prompt: 
     if request.instructions:
         messages.insert(0, Message(role="system", content=request.instructions))
     wants_logprobs = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
-    tools, choice = chat_tools(request.tools or [], request.tool_choice)
+    tools, choice = _chat_tools(request.tools or []), _chat_choice(request.tool_choice)
     return ChatRequest(
         model=request.model,
         messages=messages,
@@ -183,11 +183,8 @@ def chat_of(request: ResponsesRequest, items: Sequence[dict[str, Any]], prompt: 
     )
 
 
-def chat_tools(
-    tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None
-) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """Tools and ``tool_choice`` in the form of a chat. Raises BadRequest."""
-    return [_chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)], _chat_choice(choice)
+def _chat_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
 
 
 def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
