@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from litestar import Response
 
-from appliance.errors import BadRequest, NotFound
+from appliance.errors import BadRequest, InfectedFile, NotFound
 from appliance.http.files import check_purpose, check_reach, kept_seconds
 from appliance.http.forms import label
 from appliance.http.objects import CompleteUpload, CreateUpload
@@ -74,10 +74,16 @@ async def add_part(request: HttpRequest) -> Response[bytes]:
 
 
 async def complete_upload(request: HttpRequest) -> Response[bytes]:
-    """``POST /v1/uploads/{upload_id}/complete``; completing it again changes nothing."""
+    """``POST /v1/uploads/{upload_id}/complete``; completing it again changes nothing.
+
+    Of an infected file the parts go too: the upload is cancelled.
+    """
     body = await read_json(request, _decode_complete)
     try:
         return await _complete(request, body)
+    except InfectedFile:
+        await _cancel(request)
+        raise
     except (NotFound, FileNotFoundError):
         if (await _row(request)).status == "pending":
             raise
@@ -111,14 +117,18 @@ async def _complete(request: HttpRequest, body: CompleteUpload) -> Response[byte
 async def cancel_upload(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/uploads/{upload_id}/cancel``: its parts are deleted. Cancelling it again changes nothing."""
     await _row(request)
+    return answer(upload_object(await _cancel(request)))
+
+
+async def _cancel(request: HttpRequest) -> PendingUpload:
     async with tenant_session(request) as session:
         row = await uploads.get(session, _id(request), principal(request).user, lock=True)
         if row.status == "cancelled":
-            return answer(upload_object(row))
+            return row
         uploads.check_pending(row)
         part_ids = await uploads.end(session, row, "cancelled")
     await _remove(runtime(request).blobs, part_ids)
-    return answer(upload_object(row))
+    return row
 
 
 def _id(request: HttpRequest) -> str:

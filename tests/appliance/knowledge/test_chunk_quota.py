@@ -110,6 +110,19 @@ async def jobs_left_is_none(made: Stack) -> bool:
     return await jobs_left(made) == 0
 
 
+async def test_D6_what_a_worker_held_when_it_ended_is_not_counted_against_the_file_itself(tmp_path) -> None:
+    embedder = ScriptedEmbedder()
+    async with stack(tmp_path, embedder, more=QUOTA) as made:
+        store = await made.make_store()
+        embedder.hold_from = len(embedder.calls)
+        file = await put(made, store, 10)
+        await until(lambda: len(embedder.calls) > 0)
+    assert embedder.hold_from is not None, "it ended while the file was indexed"
+    async with stack(tmp_path, more=QUOTA) as made:
+        assert (await made.settled(store, file)).status == "completed"
+        assert await made.backend.count(store) == await kept(made) == 10
+
+
 async def test_D6_each_tenant_has_its_own_quota_of_chunks(tmp_path) -> None:
     async with stack(tmp_path, more=QUOTA) as made:
         stores = {tenant: await made.make_store(tenant) for tenant in ("default", "large")}
