@@ -18,6 +18,7 @@ import click
 from appliance.backup import BackupError
 from appliance.cli.options import config_option, examples, json_option, print_json
 from appliance.config import load
+from appliance.durable import sync_folder
 from appliance.wording import counted
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _new_file(path: Path) -> Iterator[BufferedIOBase]:
         file.flush()
         os.fsync(file.fileno())
         draft.rename(path)
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 @contextmanager
@@ -202,14 +203,6 @@ def _draft(path: Path) -> Iterator[BufferedWriter]:
             yield file
         finally:
             path.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

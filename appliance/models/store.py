@@ -14,7 +14,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import os
 import re
 import shutil
 import time
@@ -26,6 +25,7 @@ from urllib.parse import quote
 import msgspec
 
 from appliance.config import Config
+from appliance.durable import sync_folder
 from appliance.errors import ConfigError, StartError
 from appliance.models import manifest as manifests
 from appliance.models.manifest import Manifest
@@ -223,7 +223,7 @@ def _put(partial: Path, target: Path) -> Path:
     if target.exists():
         target.rename(old)
     partial.rename(target)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
     shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -256,11 +256,3 @@ def _file_name(reference: str) -> str:
 
 def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TypeAlias
 
+from appliance.durable import sync_folder
 from appliance.errors import OutOfSpace
 from appliance.storage.ids import new_id
 
@@ -164,9 +165,9 @@ class BlobWriter:
             os.fsync(self._fd)
             if not target.parent.is_dir():
                 target.parent.mkdir(mode=0o700, exist_ok=True)
-                _sync_folder(target.parent.parent)
+                sync_folder(target.parent.parent)
             self._path.rename(target)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
             os.close(self._fd)
             self._fd = -1
 
@@ -182,15 +183,6 @@ async def read_pieces(path: Path) -> AsyncGenerator[bytes, None]:
     with path.open("rb") as file:  # at once: what a thread opens for who was cancelled is nobody's to close
         while data := await asyncio.to_thread(file.read, _BUFFER):
             yield data
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename is durable only when the folder is synced too."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_if_stale(path: Path) -> bool:
