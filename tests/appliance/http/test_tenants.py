@@ -435,6 +435,30 @@ async def test_o38_no_other_form_of_chat_searches_a_store_of_another_tenant(worl
             assert answers[0].text.replace(store, world.unknown(store)) == answers[1].text
 
 
+async def test_o38_no_line_of_a_batch_searches_a_store_of_another_tenant(world) -> None:
+    store, client = world.foreign["vector_store_id"], world.clients["b"]
+    names = {"theirs": store, "never": world.unknown(store), "own": world.own["vector_store_id"]}
+    line = {"method": "POST", "url": "/v1/chat/completions"}
+    lines = [json.dumps(line | {"custom_id": key, "body": searching(name)}) for key, name in names.items()]
+    form = {"files": {"file": ("b.jsonl", "\n".join(lines).encode())}, "data": {"purpose": "batch"}}
+    file = (await client.post("/v1/files", **form)).json()["id"]
+    wanted = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = (await client.post("/v1/batches", json=wanted)).json()["id"]
+
+    async def ended() -> dict[str, Any] | None:
+        found = (await client.get(f"/v1/batches/{batch}")).json()
+        return found if found["status"] == "completed" else None
+
+    done = await eventually(ended, 20)
+    told: dict[str, Any] = {}
+    for name in (done["output_file_id"], done["error_file_id"]):
+        for text in (await client.get(f"/v1/files/{name}/content")).text.splitlines():
+            told[json.loads(text)["custom_id"]] = json.loads(text)["response"]
+    assert {key: answer["status_code"] for key, answer in told.items()} == {"theirs": 404, "never": 404, "own": 200}
+    shown = json.dumps(told["theirs"]["body"]).replace(store, world.unknown(store))
+    assert shown == json.dumps(told["never"]["body"])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_o38_a_response_refers_to_no_item_of_another_tenant(world, stream) -> None:
     item = world.foreign["item_id"]

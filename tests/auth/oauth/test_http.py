@@ -335,7 +335,7 @@ async def what_needs_no_issuer(client, when: str, known: str) -> set[int]:
 
 
 @pytest.mark.parametrize("when", MOMENTS)
-@pytest.mark.parametrize("kind", ["500", "black hole"])
+@pytest.mark.parametrize("kind", ["500", pytest.param("black hole", marks=pytest.mark.slow)])
 async def test_R20_while_the_issuer_fails_new_keys_are_503_and_all_else_goes_on(
     issuer, tmp_path, monkeypatch, kind, when
 ):
