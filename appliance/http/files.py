@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from collections.abc import Mapping
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
@@ -20,6 +18,7 @@ from appliance.http.uploads import Upload
 from appliance.knowledge.augment import scope_of
 from appliance.knowledge.removal import remove_file
 from appliance.storage import files
+from appliance.storage.blobs import read_pieces
 from appliance.storage.ids import new_id
 from appliance.storage.tables import File
 
@@ -28,7 +27,6 @@ BATCH_PURPOSES = ("batch", "batch_output")
 """Of the files that permissions of batches reach."""
 MAX_FILES_PAGE = 10_000
 BATCH_FILE_SECONDS = 30 * 86_400
-_READ_BYTES = 1 << 20
 
 
 class FilePage(Page, frozen=True, kw_only=True):
@@ -99,7 +97,7 @@ async def download_file(request: HttpRequest) -> Stream:
         "content-security-policy": "sandbox; default-src 'none'",
         "cross-origin-resource-policy": "same-origin",
     }
-    return Stream(_read(path), media_type="application/octet-stream", headers=headers)
+    return Stream(read_pieces(path), media_type="application/octet-stream", headers=headers)
 
 
 async def delete_file(request: HttpRequest) -> Response[bytes]:
@@ -163,14 +161,3 @@ def _expiry(fields: Mapping[str, str]) -> FileExpiresAfter | None:
             "expires_after[seconds] must be a whole number from 3600 to 2592000", param="expires_after[seconds]"
         )
     return FileExpiresAfter(anchor="created_at", seconds=int(seconds))
-
-
-async def _read(path: Path) -> AsyncIterator[bytes]:
-    with _opened(path) as file:
-        while data := await asyncio.to_thread(file.read, _READ_BYTES):
-            yield data
-
-
-def _opened(path: Path) -> BinaryIO:
-    """At once, in no thread: what one opens after its request was cancelled would be nobody's to close."""
-    return path.open("rb")

@@ -14,6 +14,7 @@ from eventually import until
 from loopback import http_client
 
 from appliance.http import files
+from appliance.storage.blobs import read_pieces
 from appliance.testing import ScriptedPlugin, make_app, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -63,7 +64,7 @@ async def test_nothing_is_read_of_a_file_for_a_head(client: httpx.AsyncClient, m
         read.append(1)
         yield path.read_bytes()
 
-    monkeypatch.setattr(files, "_read", pieces)
+    monkeypatch.setattr(files, "read_pieces", pieces)
     form = {"data": {"purpose": "assistants"}, "files": {"file": ("a.txt", b"abc", "text/plain")}}
     path = f"/files/{(await client.post('/files', **form)).json()['id']}/content"
     head = await client.head(path)
@@ -83,7 +84,7 @@ async def test_a_client_that_leaves_at_once_leaves_no_file_open(tmp_path: Path, 
         return opened[-1]
 
     monkeypatch.setattr(Path, "open", opens)
-    reading = asyncio.create_task(anext(files._read(tmp_path / "f")))
+    reading = asyncio.create_task(anext(read_pieces(tmp_path / "f")))
     await asyncio.sleep(0)
     reading.cancel()
     await asyncio.wait([reading], timeout=20)
