@@ -34,3 +34,14 @@ async def database(url: str) -> AsyncIterator[Database]:
     await made.start()
     yield made
     await made.stop()
+
+
+@pytest.fixture
+async def several(url: str) -> AsyncIterator[list[Database]]:
+    """Four processes' connections to one database."""
+    databases = [Database(url) for _ in range(4)]
+    for database in databases:
+        await database.start()
+    yield databases
+    for database in databases:
+        await database.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from eventually import eventually
@@ -41,17 +41,6 @@ def server(mortal: Postgres) -> Postgres:
     if not mortal.running:
         mortal.start()
     return mortal
-
-
-@pytest.fixture
-async def several(url: str) -> AsyncIterator[list[Database]]:
-    """Four processes' connections to one database."""
-    databases = [Database(url) for _ in range(4)]
-    for database in databases:
-        await database.start()
-    yield databases
-    for database in databases:
-        await database.stop()
 
 
 async def a_store(session: TenantSession, name: str = "s") -> str:

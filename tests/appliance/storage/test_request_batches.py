@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import func, select, update
@@ -20,17 +19,6 @@ from appliance.storage.tables.idempotency import KeptAnswer
 from appliance.storage.tables.uploads import PendingUpload
 
 NO_TOKENS = {"input_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "reasoning_tokens": 0}
-
-
-@pytest.fixture
-async def several(url: str) -> AsyncIterator[list[Database]]:
-    """Four processes' connections to one database."""
-    databases = [Database(url) for _ in range(4)]
-    for database in databases:
-        await database.start()
-    yield databases
-    for database in databases:
-        await database.stop()
 
 
 def a_batch(number: int, status: str = "in_progress", file_id: str = "file-1", tenant: str = "a") -> Batch:
