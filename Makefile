@@ -29,7 +29,7 @@ TWO := --numprocesses 2 --dist loadfile
 EXTRAS := documents,gguf,grpc,hf,login,milvus,oauth,onnx,onnx-export,otel,pgvector,postgres,prometheus,redis,s3,tesseract,urls
 
 # What test-fast leaves to make test, as it parses documents, or starts commands, databases and clients by the dozen.
-LEFT_OUT := $(addprefix tests/,appliance/cli appliance/knowledge appliance/test_serve.py clients retrieval)
+LEFT_OUT := $(addprefix tests/,appliance/backup appliance/cli appliance/knowledge appliance/test_serve.py clients retrieval)
 
 # pip says hundreds of lines and then nothing for minutes: its output goes to a log, and a line a few seconds says how far it is.
 define install

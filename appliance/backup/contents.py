@@ -104,11 +104,11 @@ async def _let_go(session: AsyncSession) -> None:
 
 
 async def _requeue(session: AsyncSession, store: VectorStore) -> None:
-    """The time is the number of its new collection: none that this store had, here or elsewhere, has the same."""
+    """The time, in minutes, is the number of its new collection: none that this store had, wherever, has the same."""
     files = StoreFile.store_id == store.id, StoreFile.removing.is_(False)
     under_way = (*files, StoreFile.status == "in_progress")
     await session.execute(update(StoreFile).where(*under_way).values(status="completed"))
-    await begin_anew(session, store, max(store.generations + 1, now()))
+    await begin_anew(session, store, max(store.generations + 1, now() // 60))
 
 
 def _groups(ids: Collection[str]) -> Iterator[list[str]]:

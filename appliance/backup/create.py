@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from io import BufferedIOBase
 
@@ -38,7 +39,7 @@ async def create(config: Config, out: BufferedIOBase, lock: Lock, show: Show, *,
         if tenant is None:
             _add_secret(config, archive)
         sizes = await _add_rows(config, archive, tenant, show)
-        lost = _add_files(config, archive, sizes, show)
+        lost = await _add_files(config, archive, sizes, show)
         return archive.end(lost)
 
 
@@ -95,7 +96,7 @@ def _number(table: Table, tenant: str | None) -> Select[int]:
     return query if tenant is None else query.where(table.c.tenant == tenant)
 
 
-def _add_files(config: Config, archive: ArchiveWriter, sizes: dict[str, int], show: Show) -> list[str]:
+async def _add_files(config: Config, archive: ArchiveWriter, sizes: dict[str, int], show: Show) -> list[str]:
     """Ids of what is not there any more."""
     blobs = BlobStore(config.data_path / "files")
     done, total, lost = 0, sum(sizes.values()), []
@@ -112,4 +113,5 @@ def _add_files(config: Config, archive: ArchiveWriter, sizes: dict[str, int], sh
             ) from None
         done += size
         show("files", done, total)
+        await asyncio.sleep(0)  # so that Ctrl-C is heard
     return lost

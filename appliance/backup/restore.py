@@ -21,6 +21,7 @@ from appliance.backup.archive import FORMAT, ArchiveReader, Bytes, Ending, Heade
 from appliance.backup.contents import WITH_BYTES, settle, tables
 from appliance.backup.encryption import Key, opening
 from appliance.config import Config
+from appliance.durable import sync_folder
 from appliance.knowledge.lease import FolderLock
 from appliance.storage import audit
 from appliance.storage.blobs import BlobStore
@@ -75,7 +76,6 @@ async def restore(config: Config, source: BufferedReader, key: Key, show: Callab
 @asynccontextmanager
 async def _alone(data: Path) -> AsyncIterator[None]:
     """While neither a server nor a worker uses the data folder."""
-    os.umask(0o077)  # as ``serve`` has it: what is written here is the server's
     with ExitStack() as held:
         for name in ("appliance.lock", "worker.lock"):
             lock = FolderLock(data, name)
@@ -142,6 +142,7 @@ class _Restore:
                 f"data_dir: there is {' and '.join(there)} already; move that away, or name another data_dir"
             )
         self.mark.touch(mode=0o600)
+        sync_folder(self.mark.parent)
 
     async def _check_room(self, connection: AsyncConnection, found: str) -> None:
         """The database holds an appliance, which can take in one more tenant. Raises BackupError."""
@@ -166,6 +167,7 @@ class _Restore:
         if empty:
             await connection.run_sync(upgrade, self.header.revision)
         ending = await self._load(connection, await connection.run_sync(rows.reflected))
+        sync_folder(self.config.data_path)  # the secret's name, before the rows that rest on it
         if self.loaded - self.written != set(ending.lost):
             raise BackupError("the backup is damaged: files are missing in it; take another copy of it")
         if empty:
@@ -218,7 +220,7 @@ class _Restore:
             self.loaded |= {row["id"] for row in loaded}
 
     async def _write_file(self, part: Bytes) -> None:
-        if part.file_id not in self.loaded - self.written:
+        if part.file_id not in self.loaded or part.file_id in self.written:
             raise BackupError("the backup is damaged: it holds bytes of no file; take another copy of it")
         with self.blobs.writer() as writer:
             for chunk in part.chunks:
