@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from litestar.types import Receive
 from msgspec import inspect
@@ -38,9 +38,11 @@ MAX_TEXTS = 4 * 2**20
 _MAX_NAME = 255
 _BIDI = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _T = TypeVar("_T")
+Event: TypeAlias = MultipartSegment | bytes | bytearray | None
+"""A part's head, a piece of it, or its end."""
 
 
-def form_parser(headers: Iterable[tuple[bytes, bytes]], max_parts: int) -> PushMultipartParser:
+def _form_parser(headers: Iterable[tuple[bytes, bytes]], max_parts: int) -> PushMultipartParser:
     """A parser for a body with these headers. Raises UnsupportedMedia."""
     found = {name: value.decode("latin-1") for name, value in headers}
     kind, options = parse_options_header(found.get(b"content-type", ""))
@@ -51,7 +53,7 @@ def form_parser(headers: Iterable[tuple[bytes, bytes]], max_parts: int) -> PushM
     return PushMultipartParser(options["boundary"], max_segment_count=max_parts, max_header_count=8)
 
 
-async def pieces_of(
+async def _pieces_of(
     headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int, too_large: Callable[[], TooLarge]
 ) -> AsyncIterator[bytes]:
     """A body's pieces, counted as they come, whatever length was announced. Raises ``too_large()`` or BadRequest."""
@@ -69,6 +71,41 @@ async def pieces_of(
             raise too_large()
         if data:
             yield data
+
+
+async def read_parts(
+    headers: Iterable[tuple[bytes, bytes]],
+    receive: Receive,
+    take: Callable[[Event], Awaitable[None]],
+    *,
+    limit: int,
+    max_parts: int,
+    too_large: Callable[[], TooLarge],
+) -> None:
+    """Read a form whose files have at most ``limit`` bytes, and give its events to ``take`` as they come.
+
+    Raises:
+        BadRequest: it is no whole form. UnsupportedMedia, ``too_large()``, and what ``take`` raises.
+    """
+    headers = list(headers)
+    try:
+        parser = _form_parser(headers, max_parts)
+        async for data in _pieces_of(headers, receive, limit + OVERHEAD, too_large):
+            for event in parser.parse(data):
+                await take(event)
+        parser.close()
+    except ParserLimitReached as error:
+        raise BadRequest(f"the form has more than {max_parts} parts, or one has too many headers; send less") from error
+    except MultipartError as error:
+        raise BadRequest("the body is not a whole multipart form; send it again") from error
+
+
+def text_of(name: str, data: bytearray) -> str:
+    """A field that is no file. Raises BadRequest where it is no text."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"{name[:64]} is not UTF-8; send it as text", param=name[:64]) from None
 
 
 def label(name: str) -> str:
@@ -101,24 +138,13 @@ async def read_form(
     """
     parts = _Parts(_fields_of(cast("Hashable", type_)), scratch)
     try:
-        await _read(list(headers), receive, limit, parts)
+        await read_parts(
+            headers, receive, parts.take, limit=limit, max_parts=MAX_PARTS, too_large=lambda: _too_large(limit)
+        )
         return from_texts(parts.fields, type_)
     except BaseException:
         parts.close()
         raise
-
-
-async def _read(headers: list[tuple[bytes, bytes]], receive: Receive, limit: int, parts: _Parts) -> None:
-    try:
-        parser = form_parser(headers, MAX_PARTS)
-        async for data in pieces_of(headers, receive, limit + OVERHEAD, lambda: _too_large(limit)):
-            for event in parser.parse(data):
-                await parts.take(event)
-        parser.close()
-    except ParserLimitReached as error:
-        raise BadRequest(f"the form has more than {MAX_PARTS} parts, or one has too many headers; send less") from error
-    except MultipartError as error:
-        raise BadRequest("the body is not a whole multipart form; send it again") from error
 
 
 def _too_large(limit: int) -> TooLarge:
@@ -156,7 +182,7 @@ class _Parts:
     _file: Spool | None = None
     _files: list[Spool] = field(default_factory=list)
 
-    async def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
+    async def take(self, event: Event) -> None:
         """A part's head, a piece of it, or its end. Raises BadRequest, TooLarge, OSError."""
         if isinstance(event, MultipartSegment):
             self._begin(event)
@@ -194,10 +220,7 @@ class _Parts:
     def _value(self, part: MultipartSegment) -> str | Attachment:
         if self._file is not None:
             return Attachment(label(part.filename or ""), media_type_of(part), self._file)
-        try:
-            return self._text.decode()
-        except UnicodeDecodeError:
-            raise BadRequest(f"{part.name[:64]} is not UTF-8; send it as text", param=part.name[:64]) from None
+        return text_of(part.name, self._text)
 
     def _put(self, name: str, value: str | Attachment) -> None:
         base, bracket, key = name.partition("[")

@@ -9,14 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from litestar.types import Receive
-from multipart import (  # type: ignore[import-untyped]
-    MultipartError,
-    MultipartSegment,
-    ParserLimitReached,
-)
+from multipart import MultipartSegment  # type: ignore[import-untyped]
 
 from appliance.errors import BadRequest, TooLarge
-from appliance.http.forms import OVERHEAD, form_parser, label, media_type_of, pieces_of
+from appliance.http.forms import Event, label, media_type_of, read_parts, text_of
 from appliance.storage.blobs import BlobWriter
 
 MAX_FIELD_BYTES = 1024
@@ -46,19 +42,7 @@ class Upload:
             BadRequest: it is no multipart form, holds no file or two, or breaks off.
             TooLarge: the file is over ``limit`` bytes. UnsupportedMedia. OutOfSpace.
         """
-        try:
-            headers = list(headers)
-            parser = form_parser(headers, MAX_PARTS)
-            async for data in pieces_of(headers, receive, self.limit + OVERHEAD, self._too_large):
-                for event in parser.parse(data):
-                    await self._take(event)
-            parser.close()
-        except ParserLimitReached as error:
-            raise BadRequest(f"the form has too many parts or headers; send {self.name} once") from error
-        except (MultipartError, UnicodeDecodeError) as error:
-            raise BadRequest(
-                f"the body is not a whole multipart form; send {self.name} as multipart/form-data"
-            ) from error
+        await read_parts(headers, receive, self._take, limit=self.limit, max_parts=MAX_PARTS, too_large=self._too_large)
         if self.filename is None:
             raise BadRequest(
                 f"{self.name} is required; send it as a part of multipart/form-data",
@@ -66,7 +50,7 @@ class Upload:
                 code="missing_required_parameter",
             )
 
-    async def _take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
+    async def _take(self, event: Event) -> None:
         if isinstance(event, MultipartSegment):
             self._begin(event)
         elif event is None:
@@ -93,7 +77,7 @@ class Upload:
 
     def _end(self) -> None:
         if self._part is not None and not self._is_file():
-            self.fields[self._part.name] = self._text.decode("utf-8")
+            self.fields[self._part.name] = text_of(self._part.name, self._text)
 
     def _is_file(self) -> bool:
         return self._part is not None and self._part.name == self.name
