@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import pytest
 import uvloop
 from clamd_server import EICAR, MAX_STREAM, SIGNATURE, Clamd
+from eventually import until
 from ports import reserved_port
 
 from appliance.plugin import ConfigError, RequestError, TooLarge, Unavailable
 from appliance.testing.contracts.scanner import ScannerContract, pieces_of
+from appliance_plugins import clamav
 from appliance_plugins.clamav import Clamav, ClamavSettings, appliance_health_checks
 
 
 def scanner_at(address: object, **settings) -> Clamav:
     return Clamav(ClamavSettings(address=str(address), **settings))
+
+
+async def is_well(check) -> bool:
+    """A busy machine may take longer than a check does."""
+    return await check() is None
 
 
 class TestClamav(ScannerContract):
@@ -46,7 +54,7 @@ async def test_clamd_is_reached_by_tcp_too_under_a_name_and_by_its_number() -> N
     with reserved_port() as port, Clamd(port=port):
         for host in ("127.0.0.1", "localhost"):
             scanner = scanner_at(f"{host}:{port}")
-            assert await scanner.problem() is None
+            await until(partial(is_well, scanner.problem))
             assert await scanner.scan(pieces_of(EICAR)) == SIGNATURE
             assert await scanner.scan(pieces_of(b"clean")) is None
 
@@ -62,7 +70,7 @@ async def test_files_are_refused_while_clamd_is_away_and_taken_once_it_is_back()
     with Clamd() as server:
         scanner = scanner_at(server.socket)
         check = appliance_health_checks(scanner.settings, None)["clamav"]
-        assert await check() is None
+        await until(partial(is_well, check))
         await asyncio.to_thread(server.stop)
         with pytest.raises(Unavailable, match=r"plugin\.clamav\.address") as refused:
             await scanner.scan(pieces_of(b"clean"))
@@ -71,7 +79,7 @@ async def test_files_are_refused_while_clamd_is_away_and_taken_once_it_is_back()
         assert "plugin.clamav.address" in await check()
         await asyncio.to_thread(server.start)
         assert await scanner.scan(pieces_of(b"clean")) is None
-        assert await check() is None
+        await until(partial(is_well, check))
 
 
 async def test_with_fail_open_files_come_in_that_clamd_cannot_look_at_and_the_log_says_so(tmp_path, caplog) -> None:
@@ -127,7 +135,9 @@ async def endless(reader, writer) -> None:
 
 @pytest.mark.parametrize("play", [silent, hanging_up, endless])
 @pytest.mark.parametrize("content", [b"clean", b"x" * 4_000_000])
-async def test_what_answers_nonsense_too_much_or_nothing_lets_no_file_in(tmp_path, play, content) -> None:
+async def test_what_answers_nonsense_too_much_or_nothing_lets_no_file_in(tmp_path, play, content, monkeypatch) -> None:
+    monkeypatch.setattr(clamav, "_PING_SECONDS", 0.3)
+
     async def guarded(reader, writer) -> None:
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             await play(reader, writer)

@@ -189,6 +189,7 @@ async def kit(tmp_path, monkeypatch, clamd):
         yield made
 
 
+@pytest.mark.slow
 async def test_D6_an_infected_object_of_a_bucket_is_not_taken(kit) -> None:
     with S3Server() as server:
         bucket = server.bucket("bucket-infected")
