@@ -11,6 +11,7 @@ from eventually import eventually
 from grpc_health.v1 import health_pb2
 from grpc_kit import SERVICES, empty, grpc_box, outcome
 from grpc_reflection.v1alpha import reflection_pb2
+from loopback import HELLO, http_client
 
 from appliance.errors import ConfigError, PluginError
 from appliance.plugin import KeyStore
@@ -22,6 +23,12 @@ from appliance_plugins.grpc import inference_pb2 as pb
 
 GUARDED = {"plugins": ["api_keys", "rbac"], "plugin": {"api_keys": {"refresh": 0}}}
 CALLS = [(name, method.name) for name, service in SERVICES.items() for method in service.methods]
+CHAT = pb.ChatRequest(model="m", messages=[pb.Message(role="user", content="hi")])
+HTTP: list[tuple[str, dict[str, object]]] = [
+    ("/v1/chat/completions", {"model": "m", "messages": HELLO}),
+    ("/v1/messages", {"model": "m", "messages": HELLO, "max_tokens": 5}),
+    ("/v1/responses", {"model": "m", "input": "hi"}),
+]
 HEALTH, OPEN = "grpc.health.v1.Health", "inference.GRPCInferenceService"
 
 
@@ -106,6 +113,23 @@ async def test_a19_what_a_key_may_not_do_by_http_it_may_not_do_by_grpc(tmp_path)
         assert await outcome(model_ready) == grpc.StatusCode.PERMISSION_DENIED
         assert await outcome(box.call("Check", empty(HEALTH, "Check"), HEALTH, metrics)) == grpc.StatusCode.OK
         assert box.engine.diaries == []
+
+
+async def test_A16_a_key_has_one_counter_whichever_protocol_and_form_of_chat_it_comes_by(tmp_path) -> None:
+    limits = {"limits": {"key": {"requests_per_day": 6}}}
+    config = {"plugins": ["api_keys", "rbac", "limits"], "plugin": GUARDED["plugin"] | limits}
+    async with grpc_box(tmp_path, config=config) as box, http_client(base_url=box.url, timeout=20) as client:
+        left: list[str] = []
+        for name, (path, body) in zip(("authorization", "api-key", "x-api-key"), HTTP, strict=True):
+            sent = (name, f"Bearer {box.admin}" if name == "authorization" else box.admin)
+            call = box.call("Chat", CHAT, metadata=[sent])
+            await call
+            left.append(dict(await call.initial_metadata())["x-ratelimit-remaining-requests"])
+            reply = await client.post(path, json=body, headers=dict([sent]))
+            assert reply.status_code == 200, reply.text
+            left.append(reply.headers["x-ratelimit-remaining-requests"])
+        assert left == ["5", "4", "3", "2", "1", "0"]
+        assert await outcome(box.call("Chat", CHAT, key=box.admin)) == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a18_an_enforced_host_keeps_no_call_out(tmp_path) -> None:
