@@ -72,7 +72,7 @@ serve: $(VENV)/.serve ## Install, pull the models, serve on 127.0.0.1:$(PORT)
 	@exec $(BIN)/appliance serve --config $(CONFIG) --port $(PORT)
 
 # What a package is looked for by; PostgreSQL's server lies outside PATH on Debian.
-test-deps: ## Install what the tests start: PostgreSQL, Redis, Node, Chromium; and Tesseract's English (Debian packages)
+test-deps: ## Install what the tests start: PostgreSQL, Redis, Node, Chromium, ClamAV; and Tesseract's English (Debian packages)
 	@wanted=; \
 	ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || command -v initdb > /dev/null || wanted="$$wanted postgresql"; \
 	command -v redis-server > /dev/null || wanted="$$wanted redis-server"; \
