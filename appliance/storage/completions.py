@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, delete, or_, select
+from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
 from appliance.errors import NotFound
 from appliance.storage import paging
 from appliance.storage.tables.completions import CompletionLabel, StoredCompletion
-from appliance.storage.tenancy import TenantSession
+from appliance.storage.tenancy import TenantSession, seen_by
 
 
 async def get(session: TenantSession, completion_id: str, user: str | None, *, lock: bool = False) -> StoredCompletion:
     """One completion that this user may see; ``lock`` it to change it or its labels. Raises NotFound."""
-    query = select(StoredCompletion).where(StoredCompletion.id == completion_id, _seen_by(user))
+    query = select(StoredCompletion).where(StoredCompletion.id == completion_id, seen_by(user, StoredCompletion.user))
     found = await session.scalar(query.with_for_update() if lock else query)
     if found is None:
         raise NotFound(
@@ -38,7 +38,8 @@ async def page(
 
     The messages, which may be megabytes each, are left in the database.
     """
-    query = select(StoredCompletion).options(defer(StoredCompletion.messages)).where(_seen_by(user))
+    query = select(StoredCompletion).where(seen_by(user, StoredCompletion.user))
+    query = query.options(defer(StoredCompletion.messages))
     if model is not None:
         query = query.where(StoredCompletion.model == model)
     for key, value in labels.items():
@@ -70,7 +71,3 @@ async def prune(session: AsyncSession, before_us: int) -> None:
 
 def _add_labels(session: TenantSession, row: StoredCompletion) -> None:
     session.add_all(CompletionLabel(completion_id=row.id, key=key, value=value) for key, value in row.labels.items())
-
-
-def _seen_by(user: str | None) -> ColumnElement[bool]:
-    return or_(StoredCompletion.user.is_(None), StoredCompletion.user == user)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Text, cast, func, or_, select
+from sqlalchemy import Text, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest, NotFound
@@ -14,6 +14,7 @@ from appliance.storage import paging
 from appliance.storage.ids import now_us
 from appliance.storage.responses import MAX_CONTEXT
 from appliance.storage.tables.responses import Conversation, ConversationItem
+from appliance.storage.tenancy import seen_by
 
 MAX_ITEMS = 4096
 """Items that one conversation may hold: all of them are the context of its next response."""
@@ -23,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 async def get(session: AsyncSession, conversation_id: str, user: str | None, *, lock: bool = False) -> Conversation:
     """One conversation that this user may see; ``lock`` it to change it or its items. Raises NotFound."""
     query = select(Conversation).where(Conversation.id == conversation_id)
-    query = query.where(or_(Conversation.user.is_(None), Conversation.user == user))
+    query = query.where(seen_by(user, Conversation.user))
     found = await session.scalar(query.with_for_update() if lock else query)
     if found is None:
         raise NotFound(

@@ -16,7 +16,7 @@ from appliance.storage.ids import now, now_us
 from appliance.storage.tables import File, StoreFile, VectorStore
 from appliance.storage.tables.batches import UNFINISHED, Batch
 from appliance.storage.tables.uploads import UploadPart
-from appliance.storage.tenancy import TenantSession
+from appliance.storage.tenancy import TenantSession, seen_by
 
 PERSONAL = ("batch", "batch_output")
 """Purposes of files that belong to the person who made them, if a person did."""
@@ -72,7 +72,7 @@ async def page(
 
 
 def _there(user: str | None) -> ColumnElement[bool]:
-    return and_(or_(File.user.is_(None), File.user == user), or_(File.expires_at.is_(None), File.expires_at > now()))
+    return and_(seen_by(user, File.user), or_(File.expires_at.is_(None), File.expires_at > now()))
 
 
 async def remove(session: TenantSession, file_id: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import ApplianceError, Conflict, NotFound
@@ -16,7 +16,7 @@ from appliance.storage import paging
 from appliance.storage.ids import now
 from appliance.storage.tables import ApiKey, File
 from appliance.storage.tables.batches import UNFINISHED, Batch, BatchResult
-from appliance.storage.tenancy import TenantSession
+from appliance.storage.tenancy import TenantSession, seen_by
 from appliance.storage.turns import in_turns
 
 LEASE_SECONDS = 15
@@ -31,7 +31,7 @@ class LeaseLost(ApplianceError):
 
 async def get(session: TenantSession, batch_id: str, user: str | None, *, lock: bool = False) -> Batch:
     """One batch that this user may see. Raises NotFound."""
-    query = select(Batch).where(Batch.id == batch_id, _of(user))
+    query = select(Batch).where(Batch.id == batch_id, seen_by(user, Batch.user))
     found = await session.scalar(query.with_for_update() if lock else query)
     if found is None:
         raise NotFound(f"no batch has the id {batch_id[:64]!r}; GET /v1/batches lists them", param="batch_id")
@@ -40,11 +40,9 @@ async def get(session: TenantSession, batch_id: str, user: str | None, *, lock: 
 
 async def page(session: TenantSession, wanted: paging.PageRequest, user: str | None) -> tuple[Sequence[Batch], bool]:
     """A page of the batches that this user may see, and whether more follow."""
-    return await paging.fetch(session, select(Batch).where(_of(user)), (Batch.created_us, Batch.id), wanted)
-
-
-def _of(user: str | None) -> ColumnElement[bool]:
-    return or_(Batch.user.is_(None), Batch.user == user)
+    return await paging.fetch(
+        session, select(Batch).where(seen_by(user, Batch.user)), (Batch.created_us, Batch.id), wanted
+    )
 
 
 async def cancel(session: TenantSession, batch_id: str, user: str | None) -> Batch:
@@ -122,7 +120,7 @@ async def _check_cancelled(session: AsyncSession, batch: Batch) -> None:
     query = select(Batch.times).where(Batch.id == batch.id, Batch.owner == batch.owner, Batch.status == "cancelling")
     times = await session.scalar(query)
     if times is None:
-        raise LeaseLost(f"batch {batch.id} is no longer this process's to work on")
+        raise _lost(batch)
     batch.status, batch.times = "cancelling", times
 
 
@@ -137,12 +135,8 @@ async def record(
     """Keep finished lines and count them, in one transaction. Raises LeaseLost."""
     completed = sum(result.ok for result in results)
     sums: dict[str, Any] = {name: getattr(Batch, name) + number for name, number in tokens.items()}
-    query = update(Batch).where(Batch.id == batch.id, Batch.owner == batch.owner, Batch.status.in_(UNFINISHED))
-    changed = await session.execute(
-        query.values(completed=Batch.completed + completed, failed=Batch.failed + len(results) - completed, **sums)
-    )
-    if not changed.rowcount:  # type: ignore[attr-defined]
-        raise LeaseLost(f"batch {batch.id} is no longer this process's to work on")
+    sums |= {"completed": Batch.completed + completed, "failed": Batch.failed + len(results) - completed}
+    await _change(session, batch, sums)
     session.add_all(results)
 
 
@@ -155,9 +149,17 @@ async def results(session: AsyncSession, batch_id: str, after: int, limit: int) 
 async def finish(session: AsyncSession, batch: Batch, status: str, files: Sequence[File], **values: Any) -> None:
     """End a batch: its files, its last status, and nothing left of its lines. Raises LeaseLost."""
     values |= {"times": {**batch.times, f"{status}_at": now()}, "principal": None, "lease_expires": 0, "owner": None}
-    query = update(Batch).where(Batch.id == batch.id, Batch.owner == batch.owner, Batch.status.in_(UNFINISHED))
-    changed = await session.execute(query.values(status=status, **values))
-    if not changed.rowcount:  # type: ignore[attr-defined]
-        raise LeaseLost(f"batch {batch.id} is no longer this process's to work on")
+    await _change(session, batch, values | {"status": status})
     session.add_all(files)
     await session.execute(delete(BatchResult).where(BatchResult.batch_id == batch.id))
+
+
+async def _change(session: AsyncSession, batch: Batch, values: Mapping[str, Any]) -> None:
+    """Change an unfinished batch. Raises LeaseLost."""
+    query = update(Batch).where(Batch.id == batch.id, Batch.owner == batch.owner, Batch.status.in_(UNFINISHED))
+    if not (await session.execute(query.values(**values))).rowcount:  # type: ignore[attr-defined]
+        raise _lost(batch)
+
+
+def _lost(batch: Batch) -> LeaseLost:
+    return LeaseLost(f"batch {batch.id} is no longer this process's to work on")

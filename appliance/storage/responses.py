@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Text, cast, delete, func, or_, select, update
+from sqlalchemy import Text, cast, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest, NotFound, RateLimited
 from appliance.storage.ids import now
 from appliance.storage.tables.responses import StoredResponse
-from appliance.storage.tenancy import TenantSession
+from appliance.storage.tenancy import TenantSession, seen_by
 from appliance.storage.turns import in_turns
 
 MAX_CHAIN = 1000
@@ -28,7 +28,7 @@ async def get(
     session: AsyncSession, response_id: str, user: str | None, param: str = "response_id", *, lock: bool = False
 ) -> StoredResponse:
     """One response that this user may see; ``lock`` it to change it. Raises NotFound."""
-    query = select(StoredResponse).where(StoredResponse.id == response_id, _of(user))
+    query = select(StoredResponse).where(StoredResponse.id == response_id, seen_by(user, StoredResponse.user))
     found = await session.scalar(query.with_for_update() if lock else query)
     if found is None:
         raise _unknown(response_id, param)
@@ -42,7 +42,9 @@ async def extent(session: AsyncSession, response_id: str, user: str | None) -> i
         NotFound: it is not there. BadRequest: it is not finished, or there is too much.
     """
     size = StoredResponse.context + func.length(cast(StoredResponse.body, Text))
-    query = select(StoredResponse.status, size).where(StoredResponse.id == response_id, _of(user))
+    query = select(StoredResponse.status, size).where(
+        StoredResponse.id == response_id, seen_by(user, StoredResponse.user)
+    )
     found = (await session.execute(query)).one_or_none()
     if found is None:
         raise _unknown(response_id, "previous_response_id")
@@ -52,10 +54,6 @@ async def extent(session: AsyncSession, response_id: str, user: str | None) -> i
     if size_found > MAX_CONTEXT:
         raise _too_long()
     return int(size_found)
-
-
-def _of(user: str | None) -> ColumnElement[bool]:
-    return or_(StoredResponse.user.is_(None), StoredResponse.user == user)
 
 
 def _unknown(response_id: str, param: str) -> NotFound:

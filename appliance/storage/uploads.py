@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, func, or_, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest, Conflict, NotFound
 from appliance.storage.ids import now, now_us
 from appliance.storage.tables.uploads import PendingUpload, UploadPart
-from appliance.storage.tenancy import TenantSession
+from appliance.storage.tenancy import TenantSession, seen_by
 
 LIFETIME = 3600
 """Seconds that an upload may take."""
@@ -24,7 +24,7 @@ _TOLD = 86_400
 async def get(session: TenantSession, upload_id: str, user: str | None, *, lock: bool = False) -> PendingUpload:
     """One upload of this user's. Raises NotFound."""
     query = select(PendingUpload).where(PendingUpload.id == upload_id)
-    query = query.where(or_(PendingUpload.user.is_(None), PendingUpload.user == user))
+    query = query.where(seen_by(user, PendingUpload.user))
     found = await session.scalar(query.with_for_update() if lock else query)
     if found is None:
         raise NotFound(f"no upload has the id {upload_id[:64]!r}; POST /v1/uploads begins one", param="upload_id")
