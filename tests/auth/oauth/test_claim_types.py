@@ -2,8 +2,10 @@
 
 import json
 from collections import Counter
+from contextlib import suppress
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,10 +41,15 @@ HEADERS = st.dictionaries(st.sampled_from(["typ", "kid", "alg", "crit", "x5t", "
 
 def token(issuer, changes, header) -> str:
     """A token that the issuer did sign, whatever its claims. Huge numbers are written as they are."""
-    payload = json.dumps(issuer.claims() | changes, allow_nan=True)
-    for name, text in AS_WRITTEN.items():
-        payload = payload.replace(f'"{name}"', text)
-    return signed(key("okp", "OKP"), payload.encode("utf-8", "surrogatepass"), **{"alg": "Ed25519", **header})
+    payload = written(issuer.claims() | changes).encode("utf-8", "surrogatepass")
+    return signed(key("okp", "OKP"), payload, **{"alg": "Ed25519", **header})
+
+
+def written(claims) -> str:
+    text = json.dumps(claims, allow_nan=True)
+    for name, literal in AS_WRITTEN.items():
+        text = text.replace(f'"{name}"', literal)
+    return text
 
 
 def options(issuer):
@@ -96,8 +103,12 @@ async def test_A7_ten_thousand_tokens_with_claims_of_any_type_give_a_caller_or_a
 
 
 def outcome(tokens, text: str) -> int:
+    return run(judged(tokens, text))
+
+
+async def judged(tokens, text: str) -> int:
     try:
-        found = run(tokens.authenticate(bearer(text)))
+        found = await tokens.authenticate(bearer(text))
     except (Unauthenticated, Forbidden) as error:
         return error.status
     assert found is None or well_formed(found)
@@ -117,6 +128,34 @@ async def test_A7_no_claim_is_too_large_a_number_or_nested_too_deep(issuer, name
         for literal in AS_WRITTEN:
             for value in (literal, [literal], {"sub": literal}):
                 assert outcome(tokens, token(issuer, {name: value}, {})) in (200, 401, 403)
+
+
+async def test_A7_whatever_introspection_says_of_a_token_it_makes_a_caller_or_a_refusal(issuer):
+    """Never an error, and no outage either: then one odd token could keep all others out."""
+    said: list[bytes] = []
+
+    @settings(max_examples=OVER_HTTP // 2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(changes=st.dictionaries(st.sampled_from([*CLAIMS, "active", "token_type"]), VALUES, min_size=1, max_size=3))
+    def collect(changes):
+        text = written(issuer.claims(active=True) | changes).encode()
+        deep = b"[" * 400 in text or b'{"a":' * 400 in text
+        with suppress(msgspec.MsgspecError, RecursionError):  # of what cannot be read nobody knows what it says
+            msgspec.json.decode(text)
+            said.extend([] if deep else [text])
+
+    collect()
+
+    async def introspect(form) -> bytes:
+        return said[int(form["token"])]
+
+    issuer.answers["/introspect"] = introspect
+    asking = {"introspection": {"client_id": "appliance", "client_secret": "s3cret"}}
+    seen: Counter[int] = Counter()
+    async with trusting(options(issuer) | asking, clock=Clock()) as tokens:
+        for number in range(len(said)):
+            seen[await judged(tokens, str(number))] += 1
+    assert seen.total() > 40
+    assert {200, 401} <= seen.keys() <= {200, 401, 403}
 
 
 async def test_A7_a_sample_of_them_over_http_gives_200_401_or_403(issuer, tmp_path):
