@@ -7,7 +7,6 @@ also numbers of any length and halves of surrogate pairs.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -25,12 +24,15 @@ from sqlalchemy import (
     select,
     tuple_,
 )
-from sqlalchemy.exc import CompileError, DBAPIError, StatementError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from appliance.backup import BackupError
+from appliance.storage.database import translated
 
 _PAGE = 200
+_NO_ROW = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+"""What reading and binding raise for something else."""
 _PART_BYTES = 4 * 2**20
 
 
@@ -79,11 +81,10 @@ async def write(connection: AsyncConnection, table: Table, lines: Sequence[bytes
     """Insert rows; gives them back. Raises BackupError for what is no row of the table."""
     try:
         rows = [_row(table, line) for line in lines]
-        if rows:
-            await connection.execute(insert(table), rows)
-    except DBAPIError:
-        raise
-    except (ValueError, TypeError, AttributeError, KeyError, binascii.Error, CompileError, StatementError):
+        await connection.execute(insert(table), rows)
+    except (*_NO_ROW, SQLAlchemyError) as error:
+        if isinstance(error, DBAPIError) and (isinstance(error, IntegrityError) or translated(error)):
+            raise  # a row, for which the database has no place
         raise BackupError(
             f"the backup is damaged: it holds a row that is none of {table.name}; take another copy of it"
         ) from None

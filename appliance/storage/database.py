@@ -151,8 +151,8 @@ class Database:
                 async with make(connection) as session, session.begin():
                     yield session
         except DBAPIError as error:
-            if translated := _translated(error):
-                raise translated from error
+            if told := translated(error):
+                raise told from error
             raise
         except StaleDataError as error:
             raise Conflict("it was deleted at the same time") from error
@@ -215,8 +215,8 @@ def _telling() -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        if translated := _translated(error):
-            raise translated from error
+        if told := translated(error):
+            raise told from error
         raise
 
 
@@ -365,7 +365,7 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(connection.get_execution_options().get("appliance_begin", "BEGIN"))
 
 
-def _translated(error: DBAPIError) -> RequestError | None:
+def translated(error: DBAPIError) -> RequestError | None:
     """What a caller is told; ``None`` for what is a fault of ours."""
     state = _sqlstate(error)
     if state == _DISK_FULL or any(words in str(error.orig) for words in _FULL):

@@ -33,6 +33,7 @@ from appliance.audit.log import report
 from appliance.backup import BackupError, contents
 from appliance.backup.archive import FORMAT, ArchiveWriter, Header
 from appliance.backup.encryption import key_of, locking
+from appliance.errors import BadRequest
 from appliance.knowledge.lease import FolderLock
 from appliance.secret import key_for
 from appliance.storage.audit_check import verify
@@ -422,6 +423,12 @@ async def test_a_backup_that_was_altered_anywhere_leaves_nothing(new_config) -> 
         await assert_nothing_is_left(target)
 
 
+def a_file(**values: object) -> bytes:
+    """A line with a row of ``files`` as it should be, but for these."""
+    row = {"id": "file-1", "tenant": "a", "filename": "a", "purpose": "a", "bytes": 0, "sha256": "", "created_us": 1}
+    return json.dumps({**row, "restricted": False, **values}).encode() + b"\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
@@ -432,13 +439,49 @@ async def test_a_backup_that_was_altered_anywhere_leaves_nothing(new_config) -> 
         ("rows/files.2.jsonl", b"[]\n", "none of files"),
         ("rows/files.2.jsonl", b'{"nothing": 1}\n', "none of files"),
         ("rows/files.2.jsonl", b"{\n", "none of files"),
+        ("rows/files.2.jsonl", a_file(id={"a": 1}), "none of files"),
+        ("rows/files.2.jsonl", a_file(created_us=2**70), "none of files"),
+        ("rows/files.2.jsonl", a_file(created_us=None), "do not fit together"),
+        ("rows/files.2.jsonl", a_file() * 2, "do not fit together"),
+        ("rows/files.2.jsonl", a_file(), "does not hold what it should"),
+        ("rows/files.2.jsonl", b"[" * 100_000, "none of files"),
+        ("rows/responses.2.jsonl", b'{"id": "a", "events": "not base64"}', "none of responses"),
         ("end.json", b"{}", "not of its form"),
         ("end.json", b'{"tables":{},"files":{"number":0,"size":0,"sha256":""},"lost":[]}', "what it should"),
     ],
 )
 async def test_a_backup_that_somebody_made_up_is_refused(new_config, name, content, why) -> None:
     """Whoever knows the public key can make one; nothing in it is used as a path or believed."""
-    target, out = new_config(), io.BytesIO()
+    await refused(new_config(), name, content, why)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (a_file(id={"a": 1}), "none of files"),
+        (a_file(created_us=2**70), "none of files"),
+        (a_file() * 2, "do not fit together"),
+    ],
+)
+async def test_rows_that_somebody_made_up_are_refused_on_postgresql_too(new_config, content, why) -> None:
+    await refused(new_config("postgresql"), "rows/files.1.jsonl", content, why)
+
+
+@pytest.mark.parametrize(("filename", "why"), [("a" * 300, "longer than the database keeps"), ("a\0b", "NUL")])
+async def test_a_text_that_postgresql_does_not_keep_is_told(new_config, filename, why) -> None:
+    """SQLite keeps them."""
+    source, target = new_config(), new_config("postgresql")
+    async with Database(source.database_url) as database, database.session() as session:
+        session.add(every_column(File, id="file-1", filename=filename))
+    data, _ = await backed_up(source)
+    with pytest.raises(BadRequest, match=why):
+        await restored(target, data)
+    await assert_nothing_is_left(target)
+
+
+async def refused(target, name: str, content: bytes, why: str) -> None:
+    """A backup with this member in it is, and leaves nothing."""
+    out = io.BytesIO()
     header = Header(format=FORMAT, version="1", revision=HEAD, created="")
     with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
         member = tarfile.TarInfo(name)
@@ -446,6 +489,17 @@ async def test_a_backup_that_somebody_made_up_is_refused(new_config, name, conte
         archive._tar.addfile(member, io.BytesIO(content))
         archive.end([])
     with pytest.raises(BackupError, match=why):
+        await restored(target, out.getvalue())
+    await assert_nothing_is_left(target)
+
+
+async def test_a_backup_without_the_bytes_of_a_file_is_refused(new_config) -> None:
+    target, out = new_config(), io.BytesIO()
+    header = Header(format=FORMAT, version="1", revision=HEAD, created="")
+    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+        archive.add_rows("files", [a_file()])
+        archive.end([])
+    with pytest.raises(BackupError, match="files are missing in it"):
         await restored(target, out.getvalue())
     await assert_nothing_is_left(target)
 
