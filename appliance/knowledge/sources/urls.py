@@ -12,6 +12,7 @@ import msgspec
 
 from appliance.egress import Egress, EgressError, egress_hosts, host_of, parsed
 from appliance.knowledge.sources.source import MAX_NAME, Entry, Fetched, Listing, SourceError
+from appliance.loopback import is_loopback
 from appliance.storage.blobs import BlobWriter
 
 if TYPE_CHECKING:
@@ -89,10 +90,10 @@ class UrlSource:
         raise SourceError(f"leads on more than {_MAX_REDIRECTS} times; name the URL that it ends at")
 
     def _led(self, url: str) -> str:
-        """Where a redirect leads. Plain HTTP is for this machine, where other ports are other people's services."""
+        """Where a redirect leads. Other ports of this machine are other people's services, by whatever scheme."""
         self._egress.check(url)
         server = _server(url)
-        if server[0] == "http" and server not in self._servers and server[1] not in self._hosts:
+        if is_loopback(server[1]) and server not in self._servers and server[1] not in self._hosts:
             raise SourceError(f"leads on to another port of {server[1]}; name that URL, or the host under hosts")
         return url
 

@@ -158,6 +158,9 @@ async def test_D1_a_redirect_reaches_no_other_service_of_this_machine(web, kit) 
             await kit.use(source(url))
             assert "leads on to another port of 127.0.0.1" in (await kit.sync()).failures[url]
             assert other.asked == []
+            by_tls = web.leads("/tls", f"https://127.0.0.1:{other.server_port}/metrics")
+            await kit.use(source(by_tls))
+            assert "leads on to another port of 127.0.0.1" in (await kit.sync()).failures[by_tls]
             await kit.use(source(url, hosts=("127.0.0.1",)))
             assert (await kit.sync()).failures == {}
         finally:
