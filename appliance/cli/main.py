@@ -164,17 +164,28 @@ def check(question: tuple[str, str, str] | None, config_path: Path, as_json: boo
         sys.exit(_explain(runtime, question, as_json))
     plugins, models, routes = list(runtime.plugins.names), [model.name for model in runtime.models], len(app.routes)
     lacks = lacking() if config.retrieval.vector_store else []
-    elsewhere = asyncio.run(_elsewhere(runtime))
+    elsewhere, missing = asyncio.run(_elsewhere(runtime)), _not_pulled(runtime)
     if as_json:
         found = {"config": str(config_path), "plugins": plugins, "models": models, "routes": routes}
+        found["not_pulled"] = missing
         print_json({"ok": True, **found, "confinement_lacks": lacks, "vector_stores": elsewhere})
         return
     named = ", ".join(models) or "none"
     click.echo(f"{config_path} is good: {len(plugins)} plugins, models {named}, {routes} routes")
+    if missing:
+        click.echo(f"not pulled yet: {', '.join(missing)}; run appliance models pull with the same --config")
     for what in lacks:
         click.echo(f"documents will be parsed less confined: this machine lacks {what}")
     if elsewhere:
         click.echo(f"vector stores: {elsewhere}")
+
+
+def _not_pulled(runtime: Runtime) -> list[str]:
+    """The models that a start would miss: their sources have been asked for nothing yet."""
+    from appliance.models.store import open_store
+
+    store = open_store(runtime.config, runtime.plugins.model_sources())
+    return [model.name for model in runtime.config.models if model.source and store.resolve(model.source) is None]
 
 
 async def _elsewhere(runtime: Runtime) -> str:

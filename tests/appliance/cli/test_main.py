@@ -105,8 +105,22 @@ def test_check_of_a_good_configuration(run, tmp_path):
     code, out, _ = run("check", "--config", str(path), "--json")
     assert json.loads(out) | {"routes": 0} == {
         "ok": True, "config": str(path), "plugins": ["scripted"], "models": ["m"], "routes": 0,
-        "confinement_lacks": [], "vector_stores": "",
+        "not_pulled": [], "confinement_lacks": [], "vector_stores": "",
     }  # fmt: skip
+
+
+def test_check_names_the_models_that_a_start_would_miss(run, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/config.json").write_text("{}")
+    models = [
+        {"name": name, "engine": "scripted", "source": source}
+        for name, source in (("a", "wheel:some-model==1.0"), ("b", "file:here"), ("c", "hf:org/name"))
+    ]
+    write_config(tmp_path, plugins=["scripted", "sources"], models=models)
+    code, out, _ = run("check")
+    assert code == 0
+    assert out.splitlines()[1:] == ["not pulled yet: a, c; run appliance models pull with the same --config"]
+    assert json.loads(run("check", "--json")[1])["not_pulled"] == ["a", "c"]
 
 
 def test_check_names_what_the_machine_lacks_to_confine_parsers(run, tmp_path, monkeypatch):
