@@ -21,6 +21,8 @@ from appliance.storage.blobs import BlobStore
 from appliance.storage.database import HEAD, Database
 from appliance.storage.ids import now_us, time_text
 
+_PEEK_SECONDS = 30.0
+
 
 async def create(config: Config, out: BufferedIOBase, lock: Lock, show: Show, *, tenant: str | None = None) -> Ending:
     """Write the rows of one moment and the bytes that belong to them, all of it locked.
@@ -46,7 +48,7 @@ async def create(config: Config, out: BufferedIOBase, lock: Lock, show: Show, *,
 async def _check(config: Config) -> None:
     """A command must not change the schema beneath a server of another version, nor make one."""
     database = Database(config.database_url)
-    if not await database.peek():
+    if not await database.peek(_PEEK_SECONDS):
         raise BackupError(
             "there is no database that this version can read; check --config, and make backups with the version that "
             "serves: a start of this one upgrades an older database"
@@ -106,6 +108,8 @@ async def _add_files(config: Config, archive: ArchiveWriter, sizes: dict[str, in
                 archive.add_file(blob_id, file)
         except FileNotFoundError:
             lost.append(blob_id)
+        except BrokenPipeError:
+            raise  # the other end of the pipe says why
         except OSError as error:
             raise BackupError(
                 f"data_dir: the bytes of {blob_id} cannot be read ({error.strerror}); run this as the server's user, "

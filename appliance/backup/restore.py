@@ -121,6 +121,12 @@ class _Restore:
             self.blobs.start()
             try:
                 restored = await self._fill(connection, empty=found is None)
+            except IntegrityError:
+                self._undo()
+                raise BackupError(
+                    "rows of the backup are there already, or do not fit together; restore it into an empty data_dir "
+                    "and database, or take another backup"
+                ) from None
             except BaseException:
                 self._undo()
                 raise
@@ -207,13 +213,7 @@ class _Restore:
             raise BackupError(f"the backup is damaged: no table is named {part.table}; take another copy of it")
         if part.table == _AUDIT_HEAD:
             await connection.execute(delete(table))  # that of an empty log
-        try:
-            loaded = await rows.write(connection, table, part.lines)
-        except IntegrityError:
-            raise BackupError(
-                f"rows of {part.table} in the backup are there already, or do not fit together; restore it into an "
-                "empty data_dir and database"
-            ) from None
+        loaded = await rows.write(connection, table, part.lines)
         if self.header.tenant is not None and any(row.get("tenant") != self.header.tenant for row in loaded):
             raise BackupError(f"the backup is damaged: rows of {part.table} are not its tenant's; take another one")
         if part.table in WITH_BYTES:

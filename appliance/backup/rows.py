@@ -81,6 +81,8 @@ async def write(connection: AsyncConnection, table: Table, lines: Sequence[bytes
     """Insert rows; gives them back. Raises BackupError for what is no row of the table."""
     try:
         rows = [_row(table, line) for line in lines]
+        if not rows:
+            raise ValueError("no rows")
         await connection.execute(insert(table), rows)
     except (*_NO_ROW, SQLAlchemyError) as error:
         if isinstance(error, DBAPIError) and (isinstance(error, IntegrityError) or translated(error)):

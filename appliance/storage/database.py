@@ -74,16 +74,17 @@ class Database:
             await self.stop()
             raise StartError(f"the database cannot be opened: {_reason(error)}; check database and data_dir") from error
 
-    async def peek(self) -> bool:
+    async def peek(self, seconds: float = _PEEK_SECONDS) -> bool:
         """Connect only if the database is there with this very schema, and change nothing; whether it is.
 
+        What does not answer within so many seconds is not there.
         SQLite's file is opened for reading alone; in it, no transaction can write.
         """
         if self._url.get_backend_name() == "sqlite" and not Path(self._url.database or "").is_file():
             return False
         try:
             self._engine = _engine(_for_reading(self._url))
-            async with asyncio.timeout(_PEEK_SECONDS):
+            async with asyncio.timeout(seconds):
                 current = await self._revision() == HEAD
         except (SQLAlchemyError, OSError):  # TimeoutError is one
             current = False

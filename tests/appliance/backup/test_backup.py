@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import errno
 import io
 import json
 import sys
@@ -32,6 +33,7 @@ from appliance.audit import AuditEvent
 from appliance.audit.log import report
 from appliance.backup import BackupError, contents
 from appliance.backup.archive import FORMAT, ArchiveWriter, Header
+from appliance.backup.create import create
 from appliance.backup.encryption import key_of, locking
 from appliance.errors import BadRequest
 from appliance.knowledge.lease import FolderLock
@@ -423,6 +425,15 @@ async def test_a_backup_that_was_altered_anywhere_leaves_nothing(new_config) -> 
         await assert_nothing_is_left(target)
 
 
+AN_ENTRY = json.dumps(
+    {"seq": 1, "time_us": 1, "details": "{}"}
+    | dict.fromkeys(
+        ("tenant", "principal", "user", "action", "outcome", "object", "request_id", "address", "previous", "hash"), "a"
+    )
+).encode()
+"""Of the audit log, without the head that knows of it."""
+
+
 def a_file(**values: object) -> bytes:
     """A line with a row of ``files`` as it should be, but for these."""
     row = {"id": "file-1", "tenant": "a", "filename": "a", "purpose": "a", "bytes": 0, "sha256": "", "created_us": 1}
@@ -439,6 +450,7 @@ def a_file(**values: object) -> bytes:
         ("rows/files.2.jsonl", b"[]\n", "none of files"),
         ("rows/files.2.jsonl", b'{"nothing": 1}\n', "none of files"),
         ("rows/files.2.jsonl", b"{\n", "none of files"),
+        ("rows/audit_head.2.jsonl", b"", "none of audit_head"),
         ("rows/files.2.jsonl", a_file(id={"a": 1}), "none of files"),
         ("rows/files.2.jsonl", a_file(created_us=2**70), "none of files"),
         ("rows/files.2.jsonl", a_file(created_us=None), "do not fit together"),
@@ -493,15 +505,47 @@ async def refused(target, name: str, content: bytes, why: str) -> None:
     await assert_nothing_is_left(target)
 
 
-async def test_a_backup_without_the_bytes_of_a_file_is_refused(new_config) -> None:
+@pytest.mark.parametrize(
+    ("table", "line", "why"),
+    [("files", a_file(), "files are missing in it"), ("audit_log", AN_ENTRY, "do not fit together")],
+)
+async def test_a_backup_that_is_not_whole_in_itself_is_refused(new_config, table, line, why) -> None:
     target, out = new_config(), io.BytesIO()
     header = Header(format=FORMAT, version="1", revision=HEAD, created="")
     with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
-        archive.add_rows("files", [a_file()])
+        archive.add_rows(table, [line])
         archive.end([])
-    with pytest.raises(BackupError, match="files are missing in it"):
+    with pytest.raises(BackupError, match=why):
         await restored(target, out.getvalue())
     await assert_nothing_is_left(target)
+
+
+async def test_a_backup_that_was_ended_too_early_by_whoever_made_it_is_refused(new_config) -> None:
+    target, out = new_config(), io.BytesIO()
+    header = Header(format=FORMAT, version="1", revision=HEAD, created="")
+    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+        archive.add_rows("usage_batches", [b'{"id": "a", "booked_at": 1}\n'])
+    with pytest.raises(BackupError, match="its end is missing"):
+        await restored(target, out.getvalue())
+    await assert_nothing_is_left(target)
+
+
+class Full(io.BytesIO):
+    """A disk with room for 64 KiB."""
+
+    def write(self, data) -> int:
+        if self.tell() + len(data) > 65_536:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+async def test_a_disk_that_gets_full_ends_a_backup_with_one_line(new_config) -> None:
+    source = new_config()
+    async with Database(source.database_url) as database, database.session() as session:
+        session.add(every_column(File, id="file-large", bytes=2**21))
+    await put_bytes(source, "file-large", bytes(2**21))
+    with pytest.raises(BackupError, match=r"^the backup cannot be written: .*No space left on device"):
+        await create(source, Full(), LOCK, lambda *_: None)
 
 
 async def test_a_link_in_a_backup_is_refused(new_config) -> None:
