@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from appliance.errors import ApplianceError
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.removal import remove_file
+from appliance.knowledge.tasks import tried
 from appliance.storage import completions, files, idempotency, responses, uploads
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
@@ -56,13 +57,13 @@ class Housekeeper:
         for rounds in itertools.count():
             await self.tidy()
             if rounds % _EVERY == 0:
-                await _tried(self._sweep_blobs)
+                await tried("tidying up", self._sweep_blobs(), log)
             await asyncio.sleep(INTERVAL)
 
     async def tidy(self) -> None:
-        """One round."""
+        """One round. A chore that fails is done in the next; the others do not wait for it."""
         for chore in (self._remove_files, self._remove_uploads, self._forget_answers, self._forget_responses):
-            await _tried(chore)
+            await tried("tidying up", chore(), log)
 
     async def _remove_files(self) -> None:
         """All whose time is over; those that cannot go yet keep no other, and are told of in one line."""
@@ -103,13 +104,3 @@ class Housekeeper:
 
     async def _sweep_blobs(self) -> None:
         await sweep_blobs(self._database, self._blobs)
-
-
-async def _tried(chore: Callable[[], Awaitable[None]]) -> None:
-    """A chore that fails is done in the next round; the others do not wait for it."""
-    try:
-        await chore()
-    except ApplianceError as error:
-        log.warning("tidying up waits: %s", error)
-    except Exception:
-        log.exception("tidying up failed")

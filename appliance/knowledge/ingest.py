@@ -22,6 +22,7 @@ from appliance.knowledge.changes import Changes
 from appliance.knowledge.indexing import Indexer
 from appliance.knowledge.placement import PlacedStore
 from appliance.knowledge.sealing import Key, Sealer
+from appliance.knowledge.tasks import tried
 from appliance.knowledge.under_way import UnderWay
 from appliance.storage import jobs, reindexes
 from appliance.storage.database import Database
@@ -110,12 +111,7 @@ class Ingestor:
     async def _run(self) -> None:
         while True:
             self._woken.clear()
-            try:
-                await self._turn()
-            except ApplianceError as error:
-                log.warning("the job queue is out of reach and is tried again: %s", error)
-            except Exception:
-                log.exception("the job queue failed and is tried again")
+            await tried("the job queue", self._turn(), log)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._woken.wait()
@@ -133,12 +129,7 @@ class Ingestor:
         """Beside the queue, which does not wait for vector stores that do not answer."""
         while True:
             for step in (self.changes.finish_removals, self.changes.empty_expired, self.changes.finish_updates):
-                try:
-                    await step()
-                except ApplianceError as error:
-                    log.warning("tidying up waits: %s", error)
-                except Exception:
-                    log.exception("tidying up failed and is tried again")
+                await tried("tidying up", step(), log)
             self._tidied.set()
             await asyncio.sleep(_TIDY_SECONDS)
 

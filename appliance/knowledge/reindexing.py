@@ -18,11 +18,12 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.audit import AuditEvent
-from appliance.errors import ApplianceError, BadRequest, Conflict, NotFound, RetrievalUnavailable
+from appliance.errors import BadRequest, Conflict, NotFound, RetrievalUnavailable
 from appliance.knowledge.embedding import BatchingEmbedder
 from appliance.knowledge.ingest import Ingestor
 from appliance.knowledge.placement import PlacedStore
 from appliance.knowledge.report import ReindexOrder, ReindexStatus, StoreStatus
+from appliance.knowledge.tasks import tried
 from appliance.storage import audit, moving, placing, reindexes, stores
 from appliance.storage.database import Database
 from appliance.storage.ids import now, time_text
@@ -175,12 +176,7 @@ class Reindexer:
     async def _run(self) -> None:
         while True:
             self._ingestor.rebuilt.clear()
-            try:
-                await self.advance()
-            except ApplianceError as error:
-                log.warning("changing embedding models waits: %s", error)
-            except Exception:
-                log.exception("changing embedding models failed and is tried again")
+            await tried("changing embedding models", self.advance(), log)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._ingestor.rebuilt.wait()
@@ -204,15 +200,8 @@ class Reindexer:
             step.close()
             return
         self._resting[store_id] = time.monotonic() + _RETRY_SECONDS  # nobody else begins it meanwhile
-        rest = _RETRY_SECONDS
-        try:
-            await step
-            rest = 0.0
-        except ApplianceError as error:
-            log.warning("vector store %s: changing its embedding model waits: %s", store_id, error)
-        except Exception:
-            log.exception("vector store %s: changing its embedding model failed and is tried again", store_id)
-        self._resting[store_id] = time.monotonic() + rest
+        done = await tried(f"vector store {store_id}: changing its embedding model", step, log)
+        self._resting[store_id] = time.monotonic() + (0.0 if done else _RETRY_SECONDS)
 
     async def _switch(self, store_id: str) -> None:
         async with self._database.session(write=False) as session:

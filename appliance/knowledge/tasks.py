@@ -1,10 +1,13 @@
-"""Several things at once, of which none goes on behind the failure of another."""
+"""Several things at once, of which none goes on behind the failure of another; and steps that are tried again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+
+from appliance.errors import ApplianceError
 
 
 @asynccontextmanager
@@ -18,3 +21,16 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
             yield group
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
+
+
+async def tried(what: str, step: Awaitable[object], log: logging.Logger) -> bool:
+    """Do a step of what goes on whatever befalls it: errors are told in the log alone. False if it failed."""
+    try:
+        await step
+    except ApplianceError as error:
+        log.warning("%s waits: %s", what, error)
+    except Exception:
+        log.exception("%s failed and is tried again", what)
+    else:
+        return True
+    return False

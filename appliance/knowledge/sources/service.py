@@ -15,6 +15,7 @@ from appliance.errors import ApplianceError, NotFound
 from appliance.knowledge.report import SourceReport, SyncOrder
 from appliance.knowledge.sources.opening import configured, is_seed
 from appliance.knowledge.sources.sync import Indexing, Sync
+from appliance.knowledge.tasks import tried
 from appliance.source_config import SourceConfig
 from appliance.storage import sources
 from appliance.storage.blobs import BlobStore
@@ -92,12 +93,7 @@ class Sources:
 
     async def _run(self) -> None:
         while True:
-            try:
-                await self._turn()
-            except ApplianceError as error:
-                log.warning("document sources wait: %s", error)
-            except Exception:
-                log.exception("looking after document sources failed and is tried again")
+            await tried("looking after document sources", self._turn(), log)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _turn(self) -> None:
