@@ -241,9 +241,12 @@ class Pipeline:
             yield Answer(call, chunks, headers, scores, record)
 
     @asynccontextmanager
-    async def produce(self, call: Call, template: str) -> AsyncIterator[Production]:
+    async def produce(
+        self, call: Call, template: str, examine: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[Production]:
         """The same path for sound and pictures, which are bytes and no chunks; transcripts are filtered as text.
 
+        ``examine`` looks at the call's files once it is admitted: for whoever is over a limit no scanner works.
         Raises any RequestError before the first piece, and while iterating.
         """
         async with self._run(call, template) as (record, span, held, admissions):
@@ -254,6 +257,7 @@ class Pipeline:
             if self.filters.outputs:
                 check_filterable(call.request)
             await self._admit(call, record, held, admissions)
+            await examine()
             await call.request.load()
             call = await self.filters.input(call)
             record.call = call

@@ -1,7 +1,8 @@
 """What comes in is shown to the scanners of plugins before it is kept, or given to a model.
 
 Every way in goes through ``Scanning.check``: files by ``BlobWriter.commit``, so that none becomes a blob unseen, and
-forms with sound and pictures before their call. A scanner that fails lets nothing in, unless its own settings say so.
+forms with sound and pictures once their call is admitted. A scanner that fails lets nothing in, unless its own settings
+say so.
 """
 
 from __future__ import annotations

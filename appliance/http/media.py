@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -84,7 +85,7 @@ class MediaRoute(Route):
         name = named if isinstance(named, str) else runtime.models.resolve_task(None, self.task, caller)[0]
         call = call_of(scope, self.task, name, request, stream=is_streamed(request))
         payload = None
-        async with runtime.pipeline.produce(call, self.path) as made:
+        async with runtime.pipeline.produce(call, self.path, partial(self.examine, request, caller, runtime)) as made:
             reply.add_headers(made.headers)
             if call.stream:
                 await reply.start_stream()
@@ -101,27 +102,27 @@ class MediaRoute(Route):
         else:
             await reply.send_json(payload)
 
+    async def examine(self, request: Any, caller: Principal, runtime: Runtime) -> None:
+        """Look at the files of a call that is admitted; JSON brings none."""
+
 
 class FormRoute(MediaRoute):
     """One task, whose body is a form."""
 
     async def take(self, scope: Scope, receive: Receive, runtime: Runtime) -> MediaRequest:
-        """Read the form, and have its files scanned.
-
-        Raises BadRequest, RateLimited, TooLarge, UnsupportedMedia, OSError, and what ``Scanning.check`` does.
-        """
+        """Read the form. Raises BadRequest, RateLimited, TooLarge, UnsupportedMedia, OSError."""
         limit = runtime.config.server.max_media_bytes
         with runtime.room.counted(scope["user"].id, limit, receive) as counted:
-            form = await read_form(scope["headers"], counted, limit, self.type, runtime.blobs.scratch)
-            try:
-                for file in form.files:
-                    await runtime.scanning.check(file.pieces, file.filename)
-            except BaseException as error:
-                form.close()
-                if isinstance(error, InfectedFile):
-                    runtime.pipeline.trail.failed(scope["user"], "", "", error)
-                raise
-            return form
+            return await read_form(scope["headers"], counted, limit, self.type, runtime.blobs.scratch)
+
+    async def examine(self, request: Any, caller: Principal, runtime: Runtime) -> None:
+        """Have the files scanned. Raises what ``Scanning.check`` does."""
+        try:
+            for file in request.files:
+                await runtime.scanning.check(file.pieces, file.filename)
+        except InfectedFile as error:
+            runtime.pipeline.trail.failed(caller, "", "", error)
+            raise
 
     async def serve(self, scope: Scope, body: Any, runtime: Runtime, reply: Reply) -> None:
         """See ``MediaRoute``; its files are let go of whatever comes of it."""

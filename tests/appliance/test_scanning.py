@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from inline import provides
+from inline import Slots, provides
 from loopback import assert_openai_error
 
 from appliance.errors import InfectedFile, ScannerUnavailable, TooLarge
@@ -122,3 +122,16 @@ async def test_a_file_that_a_scanner_cannot_judge_is_not_kept(box) -> None:
         assert assert_openai_error(reply, 503)["code"] == "scanner_unavailable"
         assert (await b.client.get("/v1/files")).json()["data"] == []
         assert [path for path in (b.runtime.config.data_path / "files").rglob("*") if path.is_file()] == []
+
+
+async def test_D6_no_scanner_works_for_the_forms_of_a_caller_who_is_over_a_limit(box) -> None:
+    scanner = Scripted()
+    config = {"models": [{"name": "m", "engine": "scripted", "tasks": ["transcription"]}]}
+    plugins = {"busy": provides(admitters=[Slots(limit=0)]), "scanner": provides(scanners=[scanner])}
+    async with box(config=config, **plugins) as b:
+        for _ in range(3):
+            reply = await b.client.post(
+                "/v1/audio/transcriptions", files={"file": ("a.wav", b"sound")}, data={"model": "m"}
+            )
+            assert_openai_error(reply, 429)
+    assert scanner.seen == []
