@@ -10,6 +10,8 @@ import pytest
 from backup_kit import IDENTITY, mode
 from click.testing import CliRunner
 from commands import appliance, environment, served, write_config
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from eventually import eventually
 from loopback import http_client
 from worker_kit import install_plugin
@@ -94,10 +96,10 @@ def test_any_of_several_keys_opens_it(config, elsewhere, identity, tmp_path) -> 
 
 
 def test_an_ssh_key_opens_it(config, elsewhere, tmp_path) -> None:
-    key = tmp_path / "id"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=30)
-    out = tmp_path / "backup.age"
-    run("create", out, "--recipient", key.with_suffix(".pub").read_text(), "--config", config)
+    made, out, key = Ed25519PrivateKey.generate(), tmp_path / "backup.age", tmp_path / "id_ed25519"
+    key.write_bytes(made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = made.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    run("create", out, "--recipient", f"{public} me@desk", "--config", config)
     assert run("restore", out, "--identity", key, "--config", elsewhere).exit_code == 0
 
 
