@@ -32,8 +32,8 @@
         `-- OutOfSpace         507
 
 Some belong to one part and stand there: ``BackupError`` (``backup``), ``EgressError`` (``egress``), ``SourceError``
-(``knowledge.sources.source``), ``LeaseLost`` (``storage.request_batches``) and ``NotWanted`` (``storage.response_events``) are ApplianceErrors too, and
-``ChildFailed`` (``processes.child``) is a StartError.
+(``knowledge.sources.source``), ``LeaseLost`` (``storage.request_batches``) and ``NotWanted``
+(``storage.response_events``) are ApplianceErrors too, and ``ChildFailed`` (``processes.child``) is a StartError.
 
 Messages are one line and say what to do next. ``appliance.http.errors`` is the only module that turns
 them into HTTP; whatever is no RequestError reaches a client as a generic 500, and the log has what it was.
