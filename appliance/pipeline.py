@@ -212,10 +212,10 @@ class Pipeline:
         whoever is over a limit has nothing read. ``within`` is the span of the call that this one is made for.
         Raises any RequestError before the first chunk, and while iterating.
         """
+        inputs = self.models.resolve(call.model, call.principal).inputs
         async with self._run(call, template, within) as (record, span, held, admissions):
             if call.background:
                 await self._check_still_known(call.principal)
-            inputs = self.models.resolve(call.model, call.principal).inputs
             await self.authorize(call.principal, "models.use", call.model)
             if inputs is not None:
                 check_inputs(call.model, inputs, call.request)
@@ -249,6 +249,7 @@ class Pipeline:
         ``examine`` looks at the call's files once it is admitted: for whoever is over a limit no scanner works.
         Raises any RequestError before the first piece, and while iterating.
         """
+        self.models.resolve(call.model, call.principal)
         async with self._run(call, template) as (record, span, held, admissions):
             _, engine = self.models.resolve_task(call.model, cast("MediaTask", call.operation), call.principal)
             await self.authorize(call.principal, "models.use", call.model)
@@ -292,8 +293,8 @@ class Pipeline:
 
         Gives the model and the reply's headers. Raises any RequestError.
         """
+        model = self.models.resolve(call.model, call.principal)
         async with self._run(call, template) as (record, _, held, admissions):
-            model = self.models.resolve(call.model, call.principal)
             await self.authorize(call.principal, "models.use", call.model)
             await self._admit(call, record, held, admissions)
             yield model, _headers(admissions)
@@ -304,8 +305,8 @@ class Pipeline:
 
         Gives what answers a chat, and the reply's headers. Their tokens count together. Raises any RequestError.
         """
+        self.models.resolve(call.model, call.principal)
         async with self._run(call, template) as (record, span, held, admissions):
-            self.models.resolve(call.model, call.principal)
             await self.authorize(call.principal, "models.use", call.model)
             await self._admit(call, record, held, admissions)
             yield partial(self._chat, call, record, span), _headers(admissions)
@@ -351,7 +352,10 @@ class Pipeline:
     async def _run(
         self, call: Call, template: str, within: TraceSpan | None = None
     ) -> AsyncIterator[tuple[CallRecord, TraceSpan, AsyncExitStack, list[Admission]]]:
-        """What surrounds the steps: everything held is given back, errors are translated, the record is told."""
+        """What surrounds the steps: everything held is given back, errors are translated, the record is told.
+
+        The call's model is there: names that clients make up, of any length, get into no log, trace or usage.
+        """
         record = CallRecord(call=call)
         span = self._open_call(call, template, within)
         admissions: list[Admission] = []

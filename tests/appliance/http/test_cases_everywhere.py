@@ -19,7 +19,7 @@ import httpx
 import pytest
 from engine_upstream import Exchange, UpstreamServer, event, hello_events
 from every_route import CONFIG, GENERATING, HELLO, Api, AsTheyCome, every_route, label, template
-from inline import provides
+from inline import Notebook, provides
 from loopback import Box, box, http_client, sse_events
 
 from appliance.http.internal import ROUTES, ask
@@ -128,6 +128,17 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], tuple[str, Any], Mapping[str, Any
 def test_every_route_that_streams_is_asked_for_one_here():
     streaming = {entry.path for entry in TABLE if entry.method == "POST" and "text/event-stream" in entry.media}
     assert streaming == set(REFUSED)
+
+
+def test_a_model_that_a_client_made_up_is_in_no_record_whatever_the_route(tmp_path):
+    """Names of any length and number would fill logs, traces and the table of usage, and no limit is asked yet."""
+    book = Notebook()
+    with every_route(tmp_path, book=provides(recorders=[book])) as api:
+        for entry in ASKING:
+            reply = send(api, entry.path, {"model": "made up " * 1_000})
+            judged_by_the_configured_one = entry.path == "/v1/moderations"
+            assert reply.status_code == (200 if judged_by_the_configured_one else 404), entry.path
+    assert {record.call.model for record in book.records} <= {"guard", "m"}
 
 
 @pytest.mark.parametrize("path", REFUSED)
