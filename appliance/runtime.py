@@ -90,6 +90,7 @@ class Runtime:
             self._held.push_async_callback(self.database.stop)
             await self._start_audit()
             await asyncio.to_thread(self.blobs.start)
+            await asyncio.to_thread(self.context.key_for, "start")  # made now: later the disk may be full
             if self.knowledge:
                 self._held.push_async_callback(self.knowledge.stop)
             if self.figures:

@@ -31,7 +31,7 @@ def key_for(use: str, path: Path) -> bytes:
             _make(path)
         secret = path.read_bytes()
     except OSError as error:
-        raise StartError(f"{path} cannot be used: {error.strerror}; check the rights of data_dir") from error
+        raise StartError(f"{path} cannot be used: {error.strerror}; check rights and free space of data_dir") from error
     if len(secret) != _BYTES:
         raise StartError(f"{path} does not hold {_BYTES} bytes; restore it, or delete it to have a new one made")
     return hmac.digest(secret, use.encode(), hashlib.sha256)

@@ -18,7 +18,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from appliance.config import AuthConfig
-from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError, TooLarge
+from appliance.errors import ApplianceError, MethodNotAllowed, NotFound, OutOfSpace, RequestError, TooLarge, Unavailable
 from appliance.http.challenges import challenge
 from appliance.http.disconnect import ClientGone
 from appliance.http.request_id import answer_headers
@@ -60,6 +60,8 @@ def as_request_error(error: BaseException) -> RequestError:
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutOfSpace("the disk is full; free some space under data_dir and try again")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return Unavailable("too many files are open on this server; try again, or raise its limit", retry_after=1)
     if isinstance(error, HTTPException):
         return _from_litestar(error)
     return RequestError("the server had an internal error; its log has the details under this request's id")
