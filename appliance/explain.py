@@ -134,13 +134,15 @@ async def _reach(runtime: Runtime, principal: Principal, action: str, object_: s
                 else:
                     await _find_store(session, object_)
     except NotFound:
-        text = f"{object_[:64]!r} is not there for the tenant {principal.tenant}{_limits(principal, family)}"
+        text = f"{object_[:64]!r} is not there for the tenant {principal.tenant}{_limits(principal, family, object_)}"
         return [Reason(ok=False, text=text)]
     return [Reason(ok=True, text=f"{object_!r} is there for the tenant {principal.tenant}")]
 
 
-def _limits(principal: Principal, family: str) -> str:
+def _limits(principal: Principal, family: str, object_: str) -> str:
     """What else than the tenant may keep an object from the caller."""
+    if family == "stores" and object_.startswith("file-"):
+        return ", for it is no vector store; ask for files.read whether the file may be seen"
     if family == "files":
         return ", or not for this caller"
     if family == "stores" and principal.stores is not None:

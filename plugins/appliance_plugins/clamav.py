@@ -136,7 +136,7 @@ def address_of(text: str) -> Address:
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None or not 0 < int(match[2]) < 65536:
         raise ConfigError(
-            f"plugin.clamav.address: must be the path of clamd's socket or host:port, not {text[:64]!r}; "
+            f"plugin.clamav.address: must be host:port or the path of clamd's socket from / on, not {text[:64]!r}; "
             "see LocalSocket and TCPSocket in clamd.conf"
         )
     return match[1], int(match[2])

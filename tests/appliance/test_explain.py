@@ -94,6 +94,11 @@ def make_key(in_database, **fields):
         (("role:user,tenant:team-a", "models.use", "large"), False, "- 'large' is not there for the tenant team-a"),
         (("role:user,tenant:team-a", "models.use", "small"), True, "+ 'small' is there for the tenant team-a"),
         (("role:admin", "files.read", "file-x"), False, "- 'file-x' is not there for the tenant default"),
+        (
+            ("role:admin", "stores.search", "file-x"),
+            False,
+            "tenant default, for it is no vector store; ask for files.read",
+        ),
     ],
 )
 def test_it_says_yes_or_no_and_why(ask, question, allowed, said):
