@@ -305,7 +305,10 @@ def _line(record: AuditRecord) -> str:
         record.time,
         record.outcome,
         record.action,
-        *(_safe(value) or "-" for value in (record.principal, record.tenant, record.object, record.address)),
+        *(
+            _safe(value) or "-"
+            for value in (record.principal, record.user, record.tenant, record.object, record.address)
+        ),
     ]
     details = msgspec.json.encode(record.details).decode()
     return "  ".join([*parts, _safe(details) if record.details else ""]).rstrip()

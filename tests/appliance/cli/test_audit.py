@@ -61,10 +61,10 @@ def test_list_shows_the_newest_oldest_first(config) -> None:
 
 def test_every_line_of_the_list_has_the_same_columns(config) -> None:
     lines = [line.split("  ") for line in run(config, "list").output.splitlines()]
-    assert [line[4:8] for line in lines[:3]] == [
-        ["key:a", "default", "key:1", "-"],
-        ["key:a", "a", "key:2", "-"],
-        ["key:a", "default", "vs_1", "-"],
+    assert [line[4:9] for line in lines[:3]] == [
+        ["key:a", "-", "default", "key:1", "-"],
+        ["key:a", "-", "a", "key:2", "-"],
+        ["key:a", "alice", "default", "vs_1", "-"],
     ]
 
 
