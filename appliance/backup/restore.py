@@ -87,6 +87,21 @@ async def _alone(data: Path) -> AsyncIterator[None]:
         yield
 
 
+async def _check_references(connection: AsyncConnection, tenant: str) -> None:
+    """Look whether all that a tenant's rows belong to is the tenant's too. Raises BackupError."""
+    for table in tables(tenant):
+        for reference in table.foreign_key_constraints:
+            owner = reference.referred_table
+            parent = owner.alias()
+            same = [each.parent == parent.c[each.column.name] for each in reference.elements]
+            foreign = select(literal(1)).where(table.c.tenant == tenant, parent.c.tenant != tenant, *same)
+            if await connection.scalar(foreign.limit(1)):
+                raise BackupError(
+                    f"the backup is damaged: rows of {table.name} belong to another tenant's {owner.name}; take another "
+                    "copy of it"
+                )
+
+
 def _check_header(header: Header) -> None:
     if header.format != FORMAT or not _REVISION.fullmatch(header.revision) or header.revision > HEAD:
         raise BackupError(
@@ -178,6 +193,8 @@ class _Restore:
             raise BackupError("the backup is damaged: files are missing in it; take another copy of it")
         if empty:
             await connection.run_sync(upgrade)
+        if self.header.tenant is not None:
+            await _check_references(connection, self.header.tenant)
         async with AsyncSession(connection) as session:
             queued = await settle(session, ending.lost, tenant=self.header.tenant)
             await audit.append(session, [self._event(ending)])
@@ -211,13 +228,25 @@ class _Restore:
         table = known.tables.get(part.table)
         if table is None:
             raise BackupError(f"the backup is damaged: no table is named {part.table}; take another copy of it")
+        if self.header.tenant is not None and part.table not in {each.name for each in tables(self.header.tenant)}:
+            raise BackupError(f"the backup is damaged: no tenant has a part of {part.table}; take another copy of it")
         if part.table == _AUDIT_HEAD:
             await connection.execute(delete(table))  # that of an empty log
         loaded = await rows.write(connection, table, part.lines)
         if self.header.tenant is not None and any(row.get("tenant") != self.header.tenant for row in loaded):
             raise BackupError(f"the backup is damaged: rows of {part.table} are not its tenant's; take another one")
         if part.table in WITH_BYTES:
-            self.loaded |= {row["id"] for row in loaded}
+            self._expect({str(row["id"]) for row in loaded})
+
+    def _expect(self, ids: set[str]) -> None:
+        """Bytes are to come for these. A file's may be there under the id of a part, and the other way round."""
+        for blob_id in ids:
+            if self.blobs.path(blob_id).exists():
+                raise BackupError(
+                    f"data_dir: the bytes of {blob_id} are there already; if they are nobody's, 'appliance stores "
+                    "reconcile --repair' removes them"
+                )
+        self.loaded |= ids
 
     async def _write_file(self, part: Bytes) -> None:
         if part.file_id not in self.loaded or part.file_id in self.written:

@@ -744,5 +744,40 @@ async def test_rows_of_another_tenant_in_a_tenants_backup_are_refused(new_config
     assert await rows_of(target.database_url) == before
 
 
+@pytest.mark.parametrize(
+    ("table", "made_up", "why"),
+    [
+        ("audit_log", {"seq": 1_000}, "no tenant has a part of audit_log"),
+        ("jobs", {"id": 42}, "no tenant has a part of jobs"),
+        ("file_batches", {"id": "vsfb_2"}, "belong to another tenant's vector_stores"),
+        ("file_readers", {"reader": "user:mallory"}, "belong to another tenant's vector_store_files"),
+        ("upload_parts", {"id": "file-1"}, "the bytes of file-1 are there already"),
+    ],
+)
+async def test_B3_a_tenants_backup_that_somebody_made_up_reaches_nothing_of_others(
+    new_config, tmp_path, table, made_up, why
+) -> None:
+    """Whoever knows the public key can make one, with rows of their own tenant that name what others have."""
+    target, out = new_config(), io.BytesIO()
+    await fill_every_table(target)
+    before = await rows_of(target.database_url)
+    row = before[table][0] | {"tenant": "a"} | made_up
+    header = Header(format=FORMAT, version="1", revision=HEAD, created="", tenant="a")
+    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+        archive.add_rows(table, [json.dumps(row).encode() + b"\n"])
+        if table == "upload_parts":
+            (tmp_path / "x").write_bytes(b"not theirs")
+            with (tmp_path / "x").open("rb") as file:
+                archive.add_file("file-1", file)
+        archive.end([])
+    with pytest.raises(BackupError, match=why):
+        await restored(target, out.getvalue())
+    assert await rows_of(target.database_url) == before
+    assert {path.name: path.read_bytes() for path in target.data_path.glob("files/??/*")} == {
+        "file-1": b"abc",
+        "part_1": b"abc",
+    }
+
+
 def test_the_key_of_these_tests_is_shown_nowhere() -> None:
     assert str(IDENTITY) not in repr(KEY)
