@@ -97,8 +97,8 @@ async def _check_references(connection: AsyncConnection, tenant: str) -> None:
             foreign = select(literal(1)).where(table.c.tenant == tenant, parent.c.tenant != tenant, *same)
             if await connection.scalar(foreign.limit(1)):
                 raise BackupError(
-                    f"the backup is damaged: rows of {table.name} belong to another tenant's {owner.name}; take another "
-                    "copy of it"
+                    f"the backup is damaged: rows of {table.name} belong to another tenant's {owner.name}; take "
+                    "another copy of it"
                 )
 
 
