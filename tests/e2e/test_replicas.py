@@ -151,6 +151,46 @@ async def test_o25_files_and_answers_and_keys_of_one_replica_are_known_to_the_ot
         assert (await replicas.ask("GET", "/v1/models", made["key"], of=name)).status_code == 200
 
 
+async def test_b15_r30_a_deleted_document_is_found_cited_and_given_out_by_no_replica(replicas, key) -> None:
+    store = (await replicas.ask("POST", "/v1/vector_stores", key, json={})).json()["id"]
+    one = f"/v1/vector_stores/{store}"
+    said = {"model": "m", "messages": [{"role": "user", "content": "wallaby"}]}
+    asks: dict[str, tuple[str, dict[str, Any]]] = {
+        "search": (f"{one}/search", {"query": "wallaby"}),
+        "chat": ("/v1/chat/completions", said | {"tools": [{"type": "file_search", "vector_store_ids": [store]}]}),
+    }
+
+    async def shown(file: str) -> set[tuple[str, str]]:
+        """By which replica it is shown, and how."""
+        found = set()
+        for name in NAMES:
+            for kind, (path, body) in asks.items():
+                answer = await replicas.ask("POST", path, key, of=name, json=body)
+                assert answer.status_code == 200, answer.text
+                found |= {(name, kind)} if file in answer.text else set()
+            for kind, path in {"text": f"{one}/files/{file}/content", "download": f"/v1/files/{file}/content"}.items():
+                if (await replicas.ask("GET", path, key, of=name)).status_code == 200:
+                    found.add((name, kind))
+        return found
+
+    for detached_by, deleted_by in itertools.permutations(NAMES, 2):
+        form = {"files": {"file": ("w.txt", b"the wallaby sleeps")}, "data": {"purpose": "assistants"}}
+        file = (await replicas.ask("POST", "/v1/files", key, **form)).json()["id"]
+        attached = await replicas.ask("POST", f"{one}/files", key, json={"file_id": file})
+        assert attached.status_code == 200, attached.text
+
+        async def completed(file: str = file) -> bool:
+            return (await replicas.ask("GET", f"{one}/files/{file}", key)).json()["status"] == "completed"
+
+        await eventually(completed)
+        assert len(await shown(file)) == 4 * len(NAMES)
+        gone = await replicas.ask("DELETE", f"{one}/files/{file}", key, of=detached_by)
+        assert gone.status_code == 200, gone.text
+        assert {kind for _, kind in await shown(file)} == {"download"}
+        assert (await replicas.ask("DELETE", f"/v1/files/{file}", key, of=deleted_by)).status_code == 200
+        assert await shown(file) == set()
+
+
 async def test_a_configured_store_is_made_once_and_found_by_all(replicas, key) -> None:
     for name in NAMES:
         listed = (await replicas.ask("GET", "/v1/vector_stores?limit=100", key, of=name)).json()["data"]

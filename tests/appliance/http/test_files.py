@@ -24,6 +24,9 @@ CONFIG = {
 }
 
 
+ROOT = Path(__file__).resolve().parents[3]
+
+
 @pytest.fixture
 async def base(tmp_path):
     app = make_app(CONFIG, {"scripted_embedder": ScriptedEmbedder()}, folder=tmp_path)
@@ -129,6 +132,59 @@ async def test_o21_broken_names_are_200_or_400_and_never_500(raw, name: bytes) -
         "/v1/files", content=_form(name, b"x"), headers={"content-type": "multipart/form-data; boundary=b"}
     )
     assert answer.status_code in (200, 400)
+
+
+HOSTILE_NAMES = [
+    "../" * depth + name
+    for depth in (1, 3, 12)
+    for name in ("x", "etc/cron.d/x", "appliance.db", "data/secret", "a\u202e")
+] + [
+    "/etc/x",
+    "a./etc/x",
+    "....//....//x",
+    "..;/x",
+    "%2e%2e%2fx",
+    "..%c0%afx",
+    "C:\\Windows\\x",
+    "\\\\host\\share\\x",
+    "CON.txt",
+    "file:///etc/x",
+    "~/x",
+    "$HOME/x",
+    "`id`",
+    "-rf",
+    "a" * 4096,
+    "../" * 1365,
+    "x/" * 2000,
+    ".",
+    "..",
+    " ",
+    "a\tb",
+    "\u2025/x",
+]
+opened: list[str] | None = None
+
+
+def note_open(event: str, arguments: tuple[object, ...]) -> None:
+    """An audit hook, which Python never takes off again: it notes paths that files are made, moved or read by."""
+    if opened is not None and event in ("open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.symlink"):
+        opened.extend(os.fspath(each) for each in arguments[:2] if isinstance(each, str | Path) and os.fspath(each)[1:])
+
+
+async def test_D4_no_name_of_a_client_is_part_of_a_path_that_is_opened(raw, tmp_path, monkeypatch) -> None:
+    sys.addaudithook(note_open)
+    monkeypatch.setattr(sys.modules[__name__], "opened", [])
+    for name in HOSTILE_NAMES:
+        answer = await raw.post("/v1/files", content=_form(name.encode(), b"content"), headers={"content-type": FORM})
+        assert answer.status_code == 200, (name, answer.text)
+        file = answer.json()["id"]
+        assert (await raw.get(f"/v1/files/{file}/content")).content == b"content"
+        assert (await raw.delete(f"/v1/files/{file}")).status_code == 200
+    assert opened
+    paths = [path for path in opened if not path.startswith((sys.prefix, sys.base_prefix, str(ROOT)))]
+    assert any(path.startswith(str(tmp_path / "data" / "files")) for path in paths)
+    assert [path for path in paths if not path.startswith(str(tmp_path / "data"))] == []
+    assert [path for path in paths if "x" in Path(path).parts or ".." in path] == []
 
 
 @pytest.mark.parametrize("path", ["..%2F..%2Fescape.txt", "%2e%2e", "file-unknown", "a%00b"])
