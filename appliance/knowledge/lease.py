@@ -65,7 +65,10 @@ class WorkerLock(FolderLock):
         try:
             await self.wait(timeout)
         except TimeoutError:
-            raise StartError(f"another worker uses {self._path.parent}; stop it or choose another data_dir") from None
+            raise StartError(
+                f"another worker uses {self._path.parent}; wait until its server is ready, stop it, or choose another "
+                "data_dir"
+            ) from None
         return self._name()
 
     def _name(self) -> str:
