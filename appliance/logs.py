@@ -10,6 +10,21 @@ import time
 from appliance.config import ObservabilityConfig
 
 
+class TextFormatter(logging.Formatter):
+    """One line: names of files and documents in it may hold line ends and terminal codes, which are written as escapes.
+
+    An exception's traceback follows on lines of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """The line without a traceback."""
+        line = super().formatMessage(record)
+        return line if line.isprintable() else "".join(map(_shown, line))
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
@@ -26,14 +41,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+def _shown(letter: str) -> str:
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+
+
 def set_up_logging(config: ObservabilityConfig) -> None:
     """Configure the root logger."""
     # Nothing here prints them, and finding them out is half of a line's cost (see "Optimization" in logging's how-to).
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if config.log_format == "json" else text)
+    handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
