@@ -58,6 +58,7 @@ UNGROUNDED = "x-appliance-ungrounded"
 """The header of an answer whose documents could not be searched."""
 _CHAT = "/v1/chat/completions"
 Complete = Callable[[Call], Awaitable[Call]]
+Examine = Callable[[], Awaitable[None]]
 Ask = Callable[[ChatRequest], AsyncGenerator[Chunk, None]]
 
 
@@ -241,9 +242,7 @@ class Pipeline:
             yield Answer(call, chunks, headers, scores, record)
 
     @asynccontextmanager
-    async def produce(
-        self, call: Call, template: str, examine: Callable[[], Awaitable[None]]
-    ) -> AsyncIterator[Production]:
+    async def produce(self, call: Call, template: str, examine: Examine) -> AsyncIterator[Production]:
         """The same path for sound and pictures, which are bytes and no chunks; transcripts are filtered as text.
 
         ``examine`` looks at the call's files once it is admitted: for whoever is over a limit no scanner works.
@@ -354,7 +353,7 @@ class Pipeline:
     ) -> AsyncIterator[tuple[CallRecord, TraceSpan, AsyncExitStack, list[Admission]]]:
         """What surrounds the steps: everything held is given back, errors are translated, the record is told.
 
-        The call's model is there: names that clients make up, of any length, get into no log, trace or usage.
+        The call's model is there: names that clients make up get into no log, trace or usage.
         """
         record = CallRecord(call=call)
         span = self._open_call(call, template, within)
