@@ -208,11 +208,11 @@ async def test_a_disk_that_fills_in_the_middle_of_a_batch_leaves_no_half_line(tm
 
     path = tmp_path / "audit.jsonl"
     path.write_bytes(b"{}\n")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     app = make_app({}, folder=tmp_path)
     async with serving(app):
         await write(app, event())
         records = await AuditFeed(app.state.runtime.database, "file").next(10)
+        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space left"):
             await LinesFile(path).send(records)
         monkeypatch.undo()
