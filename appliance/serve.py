@@ -168,16 +168,17 @@ async def _tell(runtime: Runtime) -> None:
     began, due = time.monotonic(), 10
     waiting = list(runtime.unready())
     _say(f"starting {', '.join(waiting) or 'the server'} ...")
-    while waiting:
+    while True:  # until it is cancelled, when everything is there
         await asyncio.sleep(0.5)
         seconds = time.monotonic() - began
         still = [name for name in runtime.unready() if name in waiting]
         for name in waiting:
             if name not in still:
                 _say(f"  {name} is ready after {seconds:.0f} s")
-        if still and seconds >= due:
+        if seconds >= due:
             due += 10
-            _say(f"  waiting for {', '.join(still)} ({seconds:.0f} s; logs in {runtime.context.log_dir})")
+            awaited = ", ".join(still) or "the documents of retrieval.stores to be indexed"
+            _say(f"  waiting for {awaited} ({seconds:.0f} s; logs in {runtime.context.log_dir})")
         waiting = still
 
 

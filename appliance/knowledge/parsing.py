@@ -213,7 +213,21 @@ class _Child:
         if self._process.returncode is None:  # afterwards the number may be another process's
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        return await self._process.wait()
+        return await self._ended()
+
+    async def _ended(self) -> int:
+        """The exit code of a killed process. It ends at once, so cancellations wait: nobody else closes its pipes."""
+        cancelled: asyncio.CancelledError | None = None
+        while True:
+            try:
+                code = await self._process.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+            else:
+                break
+        if cancelled is not None:
+            raise cancelled
+        return code
 
 
 def _environment() -> dict[str, str]:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("appliance.traces")
 
 MOST_WAITING = 8192
-"""Spans that wait for the collector, some 3 MiB; those that end after that are lost."""
+"""Spans that wait for the collector; those that end after that are lost."""
+MOST_BYTES = 16 * 2**20
+"""Of those spans, about: some have the content of requests."""
 _BATCH = 2048
 _INTERVAL, _LONGEST_PAUSE = 1.0, 60.0
 _TIMEOUT = urllib3.Timeout(total=5.0)
@@ -42,6 +44,7 @@ class SpanSender(SpanProcessor):
         self._collector = collector
         self._resource = resource
         self._waiting: deque[bytes] = deque()
+        self._bytes = 0
         self._lost = 0
         self._failing = False
         self._pause = _INTERVAL
@@ -67,10 +70,12 @@ class SpanSender(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Take a span that ended."""
         count = len(self._waiting)
-        if count >= MOST_WAITING or self._stopping:
+        if count >= MOST_WAITING or self._bytes >= MOST_BYTES or self._stopping:
             self._lost += 1
             return
-        self._waiting.append(encode(span))
+        encoded = encode(span)
+        self._bytes += len(encoded)
+        self._waiting.append(encoded)
         if count == _BATCH and not self._failing:
             self._wake.set()
 
@@ -98,6 +103,7 @@ class SpanSender(SpanProcessor):
                 if not self._send(batch):
                     self._waiting.extendleft(reversed(batch))
                     return False
+                self._bytes -= sum(map(len, batch))
             return True
 
     def _send(self, batch: list[bytes]) -> bool:

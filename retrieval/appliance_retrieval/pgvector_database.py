@@ -238,5 +238,5 @@ class PgvectorDatabase:
             raise OutOfSpace("the disk under PostgreSQL is full; make room and try again") from error
         except asyncpg.PostgresError as error:
             raise RetrievalUnavailable(f"PostgreSQL failed ({type(error).__name__}); try again") from error
-        except (asyncpg.InterfaceError, OSError) as error:
+        except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             raise RetrievalUnavailable("PostgreSQL does not answer; try again") from error

@@ -147,6 +147,16 @@ async def test_redirects_are_not_followed(quick, collector):
     assert (collector.paths, collector.names) == (["/v1/traces"], [])
 
 
+async def test_spans_with_the_content_of_requests_wait_up_to_a_number_of_bytes(monkeypatch):
+    monkeypatch.setattr(_sender, "MOST_BYTES", 10_000)
+    plugin = Plugin()
+    telemetry = plugin.appliance_telemetry(OtelSettings(endpoint="http://127.0.0.1:9"))
+    async with plugin.appliance_lifespan():
+        for _ in range(100):
+            telemetry.start_step(None, "x" * 1_000, {}).end()
+        assert telemetry.processor.waiting == 10
+
+
 @pytest.mark.slow
 async def test_a_dead_collector_costs_neither_time_nor_memory(caplog):
     with socket.socket() as silent:

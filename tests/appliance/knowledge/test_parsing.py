@@ -155,6 +155,18 @@ async def test_a_cancelled_parse_leaves_no_process(pool: Pool, tmp_path: Path) -
     assert await pid_of(parsers, tmp_path) != pid
 
 
+async def test_a_parse_that_is_cancelled_again_and_again_leaves_no_process(pool: Pool, tmp_path: Path) -> None:
+    parsers = pool()
+    pid = await pid_of(parsers, tmp_path)
+    parsing = asyncio.create_task(probe(parsers, tmp_path, "loop"))
+    await until(lambda: children(pid))
+    while not parsing.done():
+        parsing.cancel()
+        await asyncio.sleep(0)
+    assert parsing.cancelled()
+    assert gone(pid)
+
+
 async def test_stop_in_the_middle_of_a_file_ends_its_fork_and_does_not_blame_the_file(
     pool: Pool, tmp_path: Path
 ) -> None:
