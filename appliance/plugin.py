@@ -139,6 +139,7 @@ from appliance.upstream import (
 from appliance.wire import (
     ChatRequest,
     CompletionRequest,
+    ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
     Message,
@@ -214,6 +215,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Conflict",
+    "ContentPart",
     "ContextLengthExceeded",
     "DetokenizeRequest",
     "Document",

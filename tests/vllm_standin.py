@@ -4,12 +4,14 @@
 
 The last message says what happens: ``die`` ends the process in mid-stream; ``sick`` reports an error there, then
 refuses everything for a while and exits, as vLLM does when its engine core has died; ``endless`` streams until closed.
-With STANDIN_MODEL=ranks or =hears it serves no other routes than a model that only does so.
+With STANDIN_MODEL=ranks or =hears it serves no other routes than a model that only does so. STANDIN_SEEN names a
+file that gets every body with messages, one a line.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -39,7 +41,10 @@ class Standin:
             await heard_by_vllm(exchange)
             return
         text = _last_text(exchange)
-        if exchange.path in ("/v1/embeddings", "/v1/audio/speech"):
+        _note(exchange)
+        if exchange.path == "/tokenize":
+            await exchange.json(200, {"count": 1, "max_model_len": 2048, "tokens": [1]})
+        elif exchange.path in ("/v1/embeddings", "/v1/audio/speech"):
             await exchange.json(404, {"detail": "Not Found"})
         elif self.sick:
             await exchange.json(503 if exchange.path == "/health" else 500, {"error": {"message": "EngineDeadError"}})
@@ -68,6 +73,12 @@ class Standin:
 def _last_text(exchange: Exchange) -> object:
     messages = (exchange.body or {}).get("messages") or [{}]
     return messages[-1].get("content")
+
+
+def _note(exchange: Exchange) -> None:
+    if (path := os.environ.get("STANDIN_SEEN")) and "messages" in (exchange.body or {}):
+        with Path(path).open("a") as file:
+            file.write(json.dumps(exchange.body) + "\n")
 
 
 async def main(path: str) -> None:

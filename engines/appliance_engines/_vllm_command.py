@@ -22,13 +22,16 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 _NO_MEDIA_HOST = "none.invalid"
-"""A name that never resolves (RFC 6761): without any allowed host vLLM would fetch from everywhere."""
+"""A name that never resolves (RFC 6761): with no host at all vLLM would fetch from everywhere."""
 _PASSED = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "USER", "HF_HOME", "XDG_CACHE_HOME", "VIRTUAL_ENV"})
 _PASSED_PREFIXES = (
     *("LD_", "LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "VLLM_", "OMP_", "KMP_", "MKL_"),
     *("TORCH", "PYTORCH_", "TRITON_", "HIP_", "ROCR_", "ROCM_"),
 )
-_OWN_FLAGS = ("--model", "--served-model-name", "--uds", "--host", "--port", "--grpc", "--grpc-port", "--api-key")
+_OWN_FLAGS = (
+    *("--model", "--served-model-name", "--uds", "--host", "--port", "--grpc", "--grpc-port", "--api-key"),
+    *("--allowed-media-domains", "--allowed-local-media-path"),
+)
 _REFUSED_WORDS = ("KEY", "SECRET", "TOKEN", "PASSWORD", "DEV_MODE")
 _FIXED_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -89,7 +92,11 @@ class VllmOptions(Strict, frozen=True):
     trust_remote_code: bool = False
     """Run Python code found among the model's files."""
     allowed_media_domains: tuple[str, ...] = ()
-    """Hosts from which vLLM may fetch pictures and sound that requests name; default none."""
+    """Hosts from which the appliance fetches what messages name by URL; ``*.example.org``: all below; default none."""
+    max_media_bytes: _Count = 20 * 2**20
+    """Of all that one request names by URL together."""
+    media_timeout: _Seconds = 10.0
+    """The longest that one URL may take."""
     cpu_kv_cache_gib: _Count = 2
     """Memory for the cache where vLLM runs on CPU."""
     start_timeout: _Seconds = 600.0
@@ -126,7 +133,7 @@ def command(spec: ModelSpec, options: VllmOptions, socket: Path, *, on_cpu: bool
         "reasoning-parser": options.reasoning_parser,
         "chat-template": options.chat_template,
         "trust-remote-code": options.trust_remote_code or None,
-        "allowed-media-domains": list(options.allowed_media_domains) or [_NO_MEDIA_HOST],
+        "allowed-media-domains": _NO_MEDIA_HOST,
         # Running answers are over before the appliance stops vLLM; what still runs then has nobody who reads it.
         "shutdown-timeout": 0,
         "disable-uvicorn-access-log": True,
@@ -152,7 +159,7 @@ def environment(options: VllmOptions, inherited: Mapping[str, str], sockets: Pat
 
 
 def check_extra_args(spec: ModelSpec) -> None:
-    """Raise ConfigError for a flag that would open a port or move the model from where the appliance looks for it."""
+    """Raise ConfigError for a flag that would open a port, let vLLM fetch by itself, or move the model."""
     for argument in spec.extra_args:
         flag = argument.partition("=")[0].replace("_", "-")
         if flag in _OWN_FLAGS:

@@ -57,6 +57,7 @@ from appliance_engines._vllm_command import (
     runs_on_cpu,
 )
 from appliance_engines._vllm_log import explain
+from appliance_engines._vllm_media import MediaFetcher
 from appliance_engines._vllm_tokenizer import VllmTokenizer
 
 __all__ = ["VllmEngine", "VllmOptions"]
@@ -82,11 +83,17 @@ class VllmEngine:
     """One model in one vLLM process."""
 
     def __init__(self, spec: ModelSpec, options: VllmOptions, context: AppContext) -> None:
-        """Starts nothing."""
+        """Starts nothing. Raises ConfigError for hosts that are none."""
         self._spec = spec
         self._options = options
         self._context = context
         self._salt = make_cache_salt(options.cache_salt, context)
+        self._media = MediaFetcher(
+            options.allowed_media_domains,
+            f"{spec.where}.options",
+            max_bytes=options.max_media_bytes,
+            timeout=options.media_timeout,
+        )
         self._child: Child | None = None
         self._client: Client | None = None
         self._probe: Upstream | None = None
@@ -131,6 +138,7 @@ class VllmEngine:
             await child.stop()
         for client in clients:
             await client.aclose()
+        await self._media.aclose()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -142,6 +150,9 @@ class VllmEngine:
     async def generate(self, call: Call) -> Generation:
         """Send the call; while vLLM starts again, wait up to ``queue_timeout`` for it. See ``Engine.generate``."""
         name = self._served_name(call.model)
+        request = await self._media.inlined(call.request)
+        if request is not call.request:
+            call = msgspec.structs.replace(call, request=request)
         return await self._sent(lambda client: client.generate(call, name, self._doubt))
 
     async def produce(self, call: Call) -> MediaAnswer:
@@ -166,7 +177,8 @@ class VllmEngine:
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         """See ``Tokenizer.tokenize``."""
-        return await self._tokenizer().tokenize(request, self._served_name(request.model))
+        tokenizer = self._tokenizer()
+        return await tokenizer.tokenize(await self._media.inlined(request), self._served_name(request.model))
 
     async def detokenize(self, request: DetokenizeRequest) -> str:
         """See ``Tokenizer.detokenize``."""

@@ -95,9 +95,12 @@ def test_adapters_switch_lora_on() -> None:
     assert "--enable-lora" in build(VllmOptions(lora_modules={"a": "/a"}))
 
 
-def test_D2_no_media_host_is_allowed_unless_named() -> None:
-    assert value(build(VllmOptions()), "--allowed-media-domains") == "none.invalid"
-    assert value(build(EVERY_OPTION), "--allowed-media-domains") == "media.example.org"
+@pytest.mark.parametrize("options", [VllmOptions(), EVERY_OPTION])
+def test_D2_vllm_may_fetch_from_no_host_whichever_the_appliance_fetches_from(options: VllmOptions) -> None:
+    arguments = build(options)
+    assert value(arguments, "--allowed-media-domains") == "none.invalid"
+    assert arguments.count("--allowed-media-domains") == 1
+    assert not [argument for argument in arguments if "example.org" in argument]
 
 
 def test_extra_args_come_last() -> None:
@@ -105,8 +108,14 @@ def test_extra_args_come_last() -> None:
     assert build(VllmOptions(), spec=spec)[-2:] == ["--seed", "7"]
 
 
-@pytest.mark.parametrize("flag", ["--uds=/tmp/x", "--host", "--api_key=k", "--grpc-port", "--served-model-name"])
-def test_extra_args_cannot_open_a_port_or_move_the_model(flag: str) -> None:
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--uds=/tmp/x", "--host", "--api_key=k", "--grpc-port", "--served-model-name"),
+        *("--allowed-media-domains=a.example", "--allowed_local_media_path"),
+    ],
+)
+def test_D2_extra_args_cannot_open_a_port_move_the_model_or_have_vllm_fetch(flag: str) -> None:
     spec = ModelSpec(name="m", where="models[3]", extra_args=("--seed", "7", flag))
     with pytest.raises(ConfigError, match=r"models\[3\]\.extra_args: --"):
         check_extra_args(spec)
