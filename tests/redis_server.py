@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import subprocess
-import tempfile
-import time
-from pathlib import Path
 
 import redis
-from endings import ending_with_the_tests
+from socket_server import SocketServer
 
 
-class RedisServer:
-    """``with RedisServer() as server:`` one that runs, empty; ``stop`` and ``start`` make it fail and come back."""
+class RedisServer(SocketServer):
+    """Empty at each start; ``url`` is what clients take."""
 
-    def __enter__(self) -> RedisServer:
-        self.folder = Path(tempfile.mkdtemp(prefix="appliance-redis-"))
-        self.socket = self.folder / "redis.sock"
-        self.url = f"unix://{self.socket}"
-        self.start()
-        return self
+    name = "redis-server"
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
 
-    def start(self) -> None:
-        """Start, and wait until it answers."""
-        binary = shutil.which("redis-server")
-        assert binary, "Redis is not installed; run make test-deps"
-        self.process = subprocess.Popen(
-            ending_with_the_tests(
-                [binary, "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
-            ),
-            cwd=self.folder,
-            stdout=subprocess.DEVNULL,
-        )
-        end = time.monotonic() + 20
-        while not self._answers():
-            assert self.process.poll() is None, "redis-server ended at once"
-            assert time.monotonic() < end, "redis-server does not answer"
-            time.sleep(0.02)
-
-    def stop(self) -> None:
-        """As a crash: at once, and everything it knew is gone."""
-        self.process.kill()
-        self.process.wait(10)
-        self.socket.unlink(missing_ok=True)
+    def arguments(self) -> list[str]:
+        return ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
 
     def freeze(self) -> None:
         """Connections stay open and nothing answers."""
@@ -67,7 +37,7 @@ class RedisServer:
         with self.client() as client:
             client.flushall()
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         try:
             with self.client() as client:
                 return bool(client.ping())
