@@ -25,7 +25,7 @@ from appliance.testing.scripted_embedder import ScriptedEmbedder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 TIMEOUT = 2.0
-BOUND = 15.0
+BOUND = 30.0
 """Within this a search has to end: it looks twice, and a client may try once more."""
 FAULTS = ("gone", "slow", "reset", "garble", "lose")
 
