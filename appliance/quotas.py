@@ -1,7 +1,8 @@
 """How much a tenant may keep: bytes of files, chunks of them in vector stores, and objects of all kinds.
 
-Looked at before something is made. What comes at the same time is not known to each other, so a quota may be exceeded
-by that much. Bytes that are announced count before they come, and all once they are there, before they are kept.
+Room is held before something is made, and until it is there, so that what comes to one server at the same time never
+exceeds a quota together; other replicas do not see it, and responses look for room without holding it. Bytes that are
+announced count before they come, and all once they are there, before they are kept.
 
 Chunks are known only while a file is indexed. The file's row says how many it holds before they are written, so that
 rows tell the truth after a crash too, and files that are indexed at the same time see each other's. One worker never
@@ -11,7 +12,8 @@ exceeds the quota; each further one, on another machine, by one group of chunks 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +41,15 @@ _OBJECTS = (
 _BYTES = tuple(select(func.sum(table.bytes)) for table in (File, UploadPart))
 
 
+@dataclass
+class _Held:
+    """What is being made for one tenant now. The lock is held while somebody looks and takes."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    objects: int = 0
+    size: int = 0
+
+
 @dataclass(frozen=True)
 class Quotas:
     """What each tenant may keep."""
@@ -46,6 +57,7 @@ class Quotas:
     database: Database
     limits: LimitsConfig
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    _held: dict[str, _Held] = field(default_factory=dict)
     _holding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """PostgreSQL would let two files look at once, and both find room."""
 
@@ -54,22 +66,35 @@ class Quotas:
         """As the configuration has it."""
         return cls(database, config.limits, config.auth.tenants)
 
-    async def check(self, tenant: str, new_bytes: int | None = None, *, new_objects: int = 1) -> None:
-        """Look whether there is room for so many objects more, and with ``new_bytes`` for so many bytes of a file.
+    @asynccontextmanager
+    async def reserving(self, tenant: str) -> AsyncIterator[Reservation]:
+        """Around the making of something: what is reserved inside counts for others until it is there, or given up."""
+        held = self._held.setdefault(tenant, _Held())
+        reserved = Reservation(self, tenant, held)
+        try:
+            yield reserved
+        finally:
+            held.objects -= reserved.objects
+            held.size -= reserved.size
 
-        Raises QuotaExceeded.
-        """
+    async def check(self, tenant: str, *, new_objects: int = 1) -> None:
+        """Look whether there is room for so many objects more. Raises QuotaExceeded."""
+        async with self.reserving(tenant) as reserved:
+            await reserved.hold(objects=new_objects)
+
+    async def look(self, tenant: str, objects: int, size: int) -> None:
+        """Compare with what is kept: so many objects more, and bytes if there are any. Raises QuotaExceeded."""
         max_bytes, max_objects = self._most(tenant)
-        if new_bytes is None:
+        if not size:
             max_bytes = None
         if max_bytes is None and max_objects is None:
             return
         async with self.database.tenant(tenant, write=False) as session:
-            if max_objects is not None and await _sum(session, _OBJECTS) + new_objects > max_objects:
+            if max_objects is not None and await _sum(session, _OBJECTS) + objects > max_objects:
                 raise QuotaExceeded(
                     f"your tenant would keep more than {max_objects} objects (max_stored_objects); delete some"
                 )
-            if max_bytes is not None and await _sum(session, _BYTES) + max(1, new_bytes or 0) > max_bytes:
+            if max_bytes is not None and await _sum(session, _BYTES) + size > max_bytes:
                 raise QuotaExceeded(
                     f"your tenant would keep more than {max_bytes} bytes of files (max_stored_bytes); delete some"
                 )
@@ -114,6 +139,29 @@ class Quotas:
     def _most_chunks(self, tenant: str) -> int | None:
         own = self.tenants.get(tenant, TenantConfig())
         return self.limits.max_stored_chunks if own.max_stored_chunks is None else own.max_stored_chunks
+
+
+@dataclass
+class Reservation:
+    """What one request makes: objects, and bytes of a file."""
+
+    _quotas: Quotas
+    _tenant: str
+    _held: _Held
+    objects: int = 0
+    size: int = 0
+
+    async def hold(self, *, objects: int = 0, size: int = 0) -> None:
+        """Have room for so many in all; what is held already counts towards it. Raises QuotaExceeded."""
+        more, larger = max(0, objects - self.objects), max(0, size - self.size)
+        held = self._held
+        async with held.lock:
+            # What others hold is read first: whatever they finish meanwhile is counted twice, and nothing never.
+            await self._quotas.look(self._tenant, held.objects + more, held.size + larger if size else 0)
+            held.objects += more
+            held.size += larger
+            self.objects += more
+            self.size += larger
 
 
 def _too_many_chunks(most: int) -> str:

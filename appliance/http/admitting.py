@@ -9,6 +9,7 @@ from typing import Any
 from litestar import Response
 
 from appliance.http.requests import HttpRequest, call_of, principal, runtime
+from appliance.quotas import Reservation
 
 Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
 
@@ -21,15 +22,25 @@ def admitted(handler: Handler, *, keeps: bool, uploads: bool) -> Handler:
 
     @wraps(handler)
     async def answered(request: HttpRequest) -> Response[Any]:
-        services = runtime(request)
-        async with services.pipeline.admitted(call_of(request.scope, "write", "", None)) as headers:
+        services, tenant = runtime(request), principal(request).tenant
+        async with (
+            services.pipeline.admitted(call_of(request.scope, "write", "", None)) as headers,
+            services.quotas.reserving(tenant) as reserved,
+        ):
             if keeps:
-                await services.quotas.check(principal(request).tenant, _announced(request) if uploads else None)
+                await reserved.hold(objects=1, size=max(1, _announced(request)) if uploads else 0)
+            request.scope["state"]["reserved"] = reserved
             response = await handler(request)
         response.headers.update(headers)
         return response
 
     return answered
+
+
+def reservation(request: HttpRequest) -> Reservation:
+    """What a request that keeps something has room for, until it is answered."""
+    reserved: Reservation = request.scope["state"]["reserved"]
+    return reserved
 
 
 def _announced(request: HttpRequest) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from litestar import Response
 
 from appliance.errors import BadRequest, InfectedFile, NotFound
+from appliance.http.admitting import reservation
 from appliance.http.files import check_purpose, check_reach, kept_seconds
 from appliance.http.forms import label
 from appliance.http.objects import CompleteUpload, CreateUpload
@@ -61,7 +62,7 @@ async def add_part(request: HttpRequest) -> Response[bytes]:
     with blobs.writer() as writer:
         form = Upload(writer, MAX_PART_BYTES, name="data", too_large="a part; send several")
         await form.read(request.scope["headers"], request.receive)
-        await services.quotas.check(principal(request).tenant, writer.size)
+        await reservation(request).hold(size=writer.size)
         try:
             await writer.commit(part_id, scan=False)  # a part may hold half of what a scanner looks for
             async with tenant_session(request) as session:

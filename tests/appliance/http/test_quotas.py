@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
@@ -145,7 +146,8 @@ def test_every_route_that_makes_an_object_says_so() -> None:
 async def test_without_a_quota_nothing_is_counted(box) -> None:
     async with box() as b:
         quotas = Quotas(None, b.runtime.config.limits)  # type: ignore[arg-type]
-        await quotas.check("default", 10**12)
+        async with quotas.reserving("default") as reserved:
+            await reserved.hold(objects=10**12, size=10**12)
 
 
 # -- limits of requests ----------------------------------------------------------------------------------
@@ -199,3 +201,38 @@ async def test_the_plugin_limits_counts_writes_as_requests(box) -> None:
         assert (second.status_code, second.headers["x-ratelimit-remaining-requests"]) == (400, "0")
         third = await b.client.post(CHAT, json=GENERATING[CHAT], headers=by("small"))
         assert third.status_code == 429
+
+
+CREATING = {
+    "conversations": ("/v1/conversations", {"json": {}}),
+    "uploads": ("/v1/uploads", {"json": STORING["/v1/uploads"]}),
+    "files": ("/v1/files", {"files": {"file": ("a.txt", b"x")}, "data": {"purpose": "assistants"}}),
+    "stored chats": (CHAT, {"json": STORING[CHAT]}),
+}
+
+
+@pytest.mark.parametrize("what", CREATING)
+async def test_r30_d6_what_is_made_at_the_same_time_never_exceeds_a_quota_together(box, what) -> None:
+    path, sent = CREATING[what]
+    async with box([Emit("a")], config={"limits": {"max_stored_objects": 5}}) as b:
+        replies = await asyncio.gather(*(b.client.post(path, **sent) for _ in range(20)))
+        made = [reply for reply in replies if reply.status_code == 200]
+        assert 1 <= len(made) <= 5
+        for reply in replies:
+            if reply not in made:
+                assert_full(reply, "max_stored_objects")
+        for _ in range(5 - len(made)):
+            assert (await b.client.post(path, **sent)).status_code == 200, "nothing is held by those that were refused"
+        assert_full(await b.client.post(path, **sent), "max_stored_objects")
+
+
+async def test_r30_d6_bytes_that_come_at_the_same_time_never_exceed_a_quota_together(box) -> None:
+    async with box(config={"limits": {"max_stored_bytes": 10_000}}) as b:
+        replies = await asyncio.gather(*(upload(b, 2000) for _ in range(20)))
+        kept = 2000 * sum(reply.status_code == 200 for reply in replies)
+        assert 0 < kept <= 10_000
+        files = (path for path in (b.runtime.config.data_path / "files").rglob("*") if path.is_file())
+        assert sum(path.stat().st_size for path in files) == kept
+        while kept + 2500 <= 10_000:  # what is announced is the form, somewhat more than its file
+            assert (await upload(b, 2000)).status_code == 200
+            kept += 2000
