@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from smollm2 import smollm2_folder
@@ -24,6 +27,17 @@ def make_vllm(folder: Path, mark: str = "", extra_args: tuple[str, ...] = (), **
     given = {"max_model_len": 2048, "queue_timeout": 300.0, "env": env, **options}
     spec = ModelSpec(name="smollm2", where="models[0]", path=smollm2_folder(), options=given, extra_args=extra_args)
     return make_engine(spec, AppContext(config, None))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running(engine: VllmEngine) -> AsyncIterator[VllmEngine]:
+    """An engine that is up; a minute is the most that it gets."""
+    try:
+        async with asyncio.timeout(60):
+            await engine.start()
+        yield engine
+    finally:
+        await engine.stop()
 
 
 def listening_addresses(pid: int) -> list[str]:

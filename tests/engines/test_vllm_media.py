@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import vllm_standin
+from engines_kit import running
 from eventually import until
 from loopback import http_client
 
@@ -329,24 +330,13 @@ def run_apart(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*APART, *command], capture_output=True, text=True, timeout=30, check=False)
 
 
-@asynccontextmanager
-async def running(started: Started) -> AsyncIterator[VllmEngine]:
-    engine = started.make()
-    try:
-        async with asyncio.timeout(60):
-            await engine.start()
-        yield engine
-    finally:
-        await engine.stop()
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_D2_vllm_gets_the_bytes_and_no_url(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     started = Started(tmp_path, monkeypatch)
     call = Call(id="c", operation="chat", model="m", request=asking(host.url("/a.png")), stream=stream)
-    async with running(started) as engine:
+    async with running(started.make()) as engine:
         assert await collect(await generate(engine, call))
         assert (await engine.tokenize(TokenizeRequest(model="m", messages=call.request.messages))).count == 1
     for body in started.seen:
@@ -365,7 +355,7 @@ async def test_D2_an_engine_without_any_network_still_gets_the_picture(
     assert "unreachable" in tried.stderr, "from where it runs nobody reaches the host"
     started = Started(tmp_path, monkeypatch, before=APART)
     call = Call(id="c", operation="chat", model="m", request=asking(host.url("/a.png")))
-    async with running(started) as engine:
+    async with running(started.make()) as engine:
         assert await collect(await generate(engine, call))
     assert [body["messages"][0]["content"][1]["image_url"]["url"] for body in started.seen] == [as_data()]
     assert host.asked == ["/a.png"]

@@ -9,12 +9,12 @@ import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import vllm_standin
+from engines_kit import running
 from eventually import until
 from processes import processes_with
 
@@ -50,16 +50,6 @@ def make(folder: Path, *, name: str = "m", path: Path | None = Path("/weights"),
     config = parse("data_dir: data", folder=folder, environ={})
     spec = ModelSpec(name=name, where="models[0]", path=path, options=options)
     return make_engine(spec, AppContext(config, None))  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def running(engine: VllmEngine) -> AsyncIterator[VllmEngine]:
-    try:
-        async with asyncio.timeout(60):
-            await engine.start()
-        yield engine
-    finally:
-        await engine.stop()
 
 
 @pytest.fixture(autouse=True)
