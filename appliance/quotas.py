@@ -58,8 +58,6 @@ class Quotas:
     limits: LimitsConfig
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
     _held: dict[str, _Held] = field(default_factory=dict)
-    _holding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """PostgreSQL would let two files look at once, and both find room."""
 
     @classmethod
     def of(cls, config: Config, database: Database) -> Quotas:
@@ -69,7 +67,7 @@ class Quotas:
     @asynccontextmanager
     async def reserving(self, tenant: str) -> AsyncIterator[Reservation]:
         """Around the making of something: what is reserved inside counts for others until it is there, or given up."""
-        held = self._held.setdefault(tenant, _Held())
+        held = self._of(tenant)
         reserved = Reservation(self, tenant, held)
         try:
             yield reserved
@@ -125,9 +123,13 @@ class Quotas:
         most = self._most_chunks(work.tenant)
         if most is None or work.is_rebuild:
             return
-        async with self._holding, self.database.session() as session:
+        # PostgreSQL would let two files look at once, and both find room.
+        async with self._of(work.tenant).lock, self.database.session() as session:
             if await store_files.hold_chunks(session, work, chunks) > most:
                 raise IngestionError(f"{_too_many_chunks(most)}, then attach this one again")
+
+    def _of(self, tenant: str) -> _Held:
+        return self._held.setdefault(tenant, _Held())
 
     def _most(self, tenant: str) -> tuple[int | None, int | None]:
         own = self.tenants.get(tenant, TenantConfig())
