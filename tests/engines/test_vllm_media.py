@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import logging
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +18,7 @@ import vllm_standin
 from engines_kit import running
 from eventually import until
 from loopback import http_client
+from media_kit import APART, Host, as_data, hosting, reply, run_apart
 
 from appliance.config import parse
 from appliance.context import AppContext
@@ -40,59 +39,7 @@ from appliance_engines import vllm as module
 from appliance_engines._vllm_media import MAX_URLS, MediaFetcher
 from appliance_engines.vllm import VllmEngine, make_engine
 
-PICTURE = b"\x89PNG\r\n\x1a\n and so on"
-APART = ("unshare", "--map-root-user", "--net")
 LOOPBACK = ["127.0.0.1"]
-
-
-def as_data(media_type: str = "image/png", content: bytes = PICTURE) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
-
-
-def reply(body: bytes = PICTURE, media_type: str = "image/png", status: int = 200, *headers: str) -> bytes:
-    given = [f"content-type: {media_type}"] if media_type else []
-    lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", "connection: close", *given, *headers, "", ""]
-    return "\r\n".join(lines).encode() + body
-
-
-@dataclass
-class Host:
-    """Answers by path, and keeps which were asked for; while ``gate`` is shut nobody gets an answer."""
-
-    answers: dict[str, bytes] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-    waiting: int = 0
-    most: int = 0
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    port: int = 0
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
-            self.asked.append(path)
-            self.waiting += 1
-            self.most = max(self.most, self.waiting)
-            await self.gate.wait()
-            self.waiting -= 1
-            writer.write(self.answers.get(path.partition("?")[0], reply(status=404)))
-            await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def hosting() -> AsyncIterator[Host]:
-    host = Host()
-    host.gate.set()
-    async with await asyncio.start_server(host.serve, "127.0.0.1", 0) as server:
-        host.port = server.sockets[0].getsockname()[1]
-        yield host
-        host.gate.set()
 
 
 @pytest.fixture
@@ -324,10 +271,6 @@ class Started:
     def seen(self) -> list[Any]:
         path = self.folder / "seen"
         return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
-
-
-def run_apart(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*APART, *command], capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.mark.parametrize("stream", [False, True])
