@@ -15,6 +15,7 @@ from appliance.storage.tables.completions import StoredCompletion
 from appliance.types import Call, Chunk, Usage
 
 if TYPE_CHECKING:
+    from appliance.quotas import Quotas
     from appliance.storage.database import Database
 
 Json: TypeAlias = dict[str, Any]
@@ -45,8 +46,8 @@ class Keeping:
             self._add(piece)
         return shown
 
-    async def keep(self, database: Database, usage: Usage) -> None:
-        """Store it; ``usage`` is what a stream came to."""
+    async def keep(self, database: Database, quotas: Quotas, usage: Usage) -> None:
+        """Store it; ``usage`` is what a stream came to. Raises QuotaExceeded: others took the room meanwhile."""
         principal, request = self._call.principal, self._call.request
         row = StoredCompletion(
             id=self._id,
@@ -59,6 +60,7 @@ class Keeping:
         )
         async with database.tenant(principal.tenant) as session:
             await completions.add(session, row)
+            await quotas.confirm(session)
 
     def _add(self, piece: Json) -> None:
         """A choice's piece of a stream."""

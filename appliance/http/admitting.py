@@ -8,28 +8,25 @@ from typing import Any
 
 from litestar import Response
 
+from appliance.http.forms import OVERHEAD
 from appliance.http.requests import HttpRequest, call_of, principal, runtime
-from appliance.quotas import Reservation
 
 Handler = Callable[[HttpRequest], Awaitable[Response[Any]]]
 
 
 def admitted(handler: Handler, *, keeps: bool, uploads: bool) -> Handler:
-    """The same handler, which counts as a request; ``keeps``: the tenant must have room for one object more.
+    """The same handler, which counts as a request; ``keeps``: it makes an object, for which its tenant must have room.
 
-    ``uploads``: for the announced bytes too.
+    ``uploads``: a form brings a file, for which there must be room too, as far as its length is announced. That is
+    looked at before anything is read; what is kept, the handler's own transaction counts.
     """
 
     @wraps(handler)
     async def answered(request: HttpRequest) -> Response[Any]:
-        services, tenant = runtime(request), principal(request).tenant
-        async with (
-            services.pipeline.admitted(call_of(request.scope, "write", "", None)) as headers,
-            services.quotas.reserving(tenant) as reserved,
-        ):
-            if keeps:
-                await reserved.hold(objects=1, size=max(1, _announced(request)) if uploads else 0)
-            request.scope["state"]["reserved"] = reserved
+        services = runtime(request)
+        async with services.pipeline.admitted(call_of(request.scope, "write", "", None)) as headers:
+            size = _announced(request) if uploads else 0
+            await services.quotas.check(principal(request).tenant, objects=int(keeps), size=size)
             response = await handler(request)
         response.headers.update(headers)
         return response
@@ -37,12 +34,7 @@ def admitted(handler: Handler, *, keeps: bool, uploads: bool) -> Handler:
     return answered
 
 
-def reservation(request: HttpRequest) -> Reservation:
-    """What a request that keeps something has room for, until it is answered."""
-    reserved: Reservation = request.scope["state"]["reserved"]
-    return reserved
-
-
 def _announced(request: HttpRequest) -> int:
+    """How many bytes the file of a form has at least."""
     length = request.scope["state"]["headers"].get("content-length", "")
-    return int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0
+    return max(0, int(length) - OVERHEAD) if length.isascii() and length.isdigit() and len(length) < 19 else 0

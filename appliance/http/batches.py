@@ -141,6 +141,7 @@ async def create_batch(request: HttpRequest) -> Response[bytes]:
                 f"the file's purpose is {file.purpose}; upload it with the purpose batch", param="input_file_id"
             )
         session.add(row)
+        await runtime(request).quotas.confirm(session)
     runtime(request).batches.wake()
     return answer(batch_object(row))
 

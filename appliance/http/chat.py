@@ -67,19 +67,18 @@ class ModelRoute(Route):
     async def _serve_kept(self, call: Call, runtime: Runtime, reply: Reply) -> None:
         """The same, and the answer is stored before its last bytes go out."""
         await runtime.pipeline.authorize(call.principal, "responses.write", call.model)
-        async with runtime.quotas.reserving(call.principal.tenant) as reserved:
-            await reserved.hold(objects=1)
-            keeping = Keeping(call)
-            payload = b""
-            async with runtime.pipeline.answer(call, self.path) as answer:
-                reply.add_headers(answer.headers)
-                if call.stream:
-                    await reply.start_stream()
-                    async for chunk in answer:
-                        await reply.send_piece(keeping.feed(chunk).event)
-                else:
-                    payload = keeping.feed(await only(answer)).payload
-            await keeping.keep(runtime.database, answer.record.usage)
+        await runtime.quotas.check(call.principal.tenant, objects=1)
+        keeping = Keeping(call)
+        payload = b""
+        async with runtime.pipeline.answer(call, self.path) as answer:
+            reply.add_headers(answer.headers)
+            if call.stream:
+                await reply.start_stream()
+                async for chunk in answer:
+                    await reply.send_piece(keeping.feed(chunk).event)
+            else:
+                payload = keeping.feed(await only(answer)).payload
+        await keeping.keep(runtime.database, runtime.quotas, answer.record.usage)
         if call.stream:
             await reply.end_stream()
         else:

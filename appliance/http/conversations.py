@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest
-from appliance.http.admitting import reservation
 from appliance.http.objects import Deleted
 from appliance.http.requests import (
     HttpRequest,
@@ -21,6 +20,7 @@ from appliance.http.requests import (
     principal,
     query_of,
     read_json,
+    runtime,
 )
 from appliance.responses.items import read_input
 from appliance.storage import conversations
@@ -70,12 +70,12 @@ async def create_conversation(request: HttpRequest) -> Response[bytes]:
     body = await read_json(request, _decode_create)
     new = _new_items(body.items or [])
     caller = principal(request)
-    await reservation(request).hold(objects=1 + len(new))
     row = Conversation(id=new_id("conv_"), user=caller.user, created_us=now_us(), labels=body.metadata or {})
     async with plain_session(request) as session:
         session.add(row)
         await session.flush()
         await conversations.append(session, row, new)
+        await runtime(request).quotas.confirm(session)
     return answer(_object(row))
 
 
@@ -106,9 +106,9 @@ async def delete_conversation(request: HttpRequest) -> Response[bytes]:
 async def create_items(request: HttpRequest) -> Response[bytes]:
     """``POST /v1/conversations/{conversation_id}/items``: answers with what was added."""
     new = _new_items((await read_json(request, _decode_items)).items)
-    await reservation(request).hold(objects=len(new))
     async with plain_session(request) as session:
         await conversations.append(session, await _row(session, request, lock=True), new)
+        await runtime(request).quotas.confirm(session)
     return answer(listing(new, [item["id"] for item in new], has_more=False))
 
 

@@ -11,7 +11,6 @@ from litestar import Response
 from litestar.response import Stream
 
 from appliance.errors import BadRequest, NotFound
-from appliance.http.admitting import reservation
 from appliance.http.objects import Deleted, FileExpiresAfter
 from appliance.http.requests import HttpRequest, Page, answer, listing, principal, query_of, runtime, tenant_session
 from appliance.http.shown import file_object
@@ -47,7 +46,6 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
         purpose = check_purpose(form.fields.get("purpose"))
         await check_reach(request, purpose, "files.write")
         kept = kept_seconds(purpose, _expiry(form.fields))
-        await reservation(request).hold(size=writer.size)
         try:
             await writer.commit(file_id, form.filename or "")
             row = files.new(
@@ -62,6 +60,7 @@ async def upload_file(request: HttpRequest) -> Response[bytes]:
             )
             async with tenant_session(request) as session:
                 session.add(row)
+                await services.quotas.confirm(session, size=True)
         except BaseException:
             writer.discard()
             services.blobs.remove(file_id)

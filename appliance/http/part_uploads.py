@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from litestar import Response
 
 from appliance.errors import BadRequest, InfectedFile, NotFound
-from appliance.http.admitting import reservation
 from appliance.http.files import check_purpose, check_reach, kept_seconds
 from appliance.http.forms import label
 from appliance.http.objects import CompleteUpload, CreateUpload
@@ -51,6 +50,7 @@ async def create_upload(request: HttpRequest) -> Response[bytes]:
     )
     async with tenant_session(request) as session:
         session.add(row)
+        await runtime(request).quotas.confirm(session)
     return answer(upload_object(row))
 
 
@@ -62,11 +62,11 @@ async def add_part(request: HttpRequest) -> Response[bytes]:
     with blobs.writer() as writer:
         form = Upload(writer, MAX_PART_BYTES, name="data", too_large="a part; send several")
         await form.read(request.scope["headers"], request.receive)
-        await reservation(request).hold(size=writer.size)
         try:
             await writer.commit(part_id, scan=False)  # a part may hold half of what a scanner looks for
             async with tenant_session(request) as session:
                 row = await uploads.add_part(session, _id(request), principal(request).user, part_id, writer.size)
+                await services.quotas.confirm(session, objects=False, size=True)
         except BaseException:
             writer.discard()
             blobs.remove(part_id)
@@ -177,7 +177,10 @@ async def _join(blobs: BlobStore, parts: Sequence[UploadPart], writer: BlobWrite
 
 
 async def _finish(request: HttpRequest, file_id: str, writer: BlobWriter) -> tuple[PendingUpload, Sequence[str]]:
-    """Make the file's row and end the upload, unless that has been done; the parts that may go."""
+    """Make the file's row and end the upload, unless that has been done; the parts that may go.
+
+    The file takes the place of the upload and of its parts, so no quota is asked.
+    """
     user = principal(request).user
     async with tenant_session(request) as session:
         row = await uploads.get(session, _id(request), user, lock=True)

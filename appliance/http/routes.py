@@ -202,7 +202,7 @@ TABLE: tuple[Entry, ...] = (
           body=objects.CreateUpload, returns=objects.UploadObject, audit="uploads.create", keeps=True,
           also="batches.write"),
     Entry("POST", f"{_UPLOAD}/parts", "files.write", "Upload a part", part_uploads.add_part,
-          returns=objects.UploadPartObject, form=answers.PartForm, audit="uploads.part", keeps=True,
+          returns=objects.UploadPartObject, form=answers.PartForm, audit="uploads.part",
           also="batches.write"),
     Entry("POST", f"{_UPLOAD}/complete", "files.write", "Make a file of the parts", part_uploads.complete_upload,
           body=objects.CompleteUpload, returns=objects.UploadObject, audit="uploads.complete", also="batches.write"),

@@ -90,6 +90,7 @@ async def create_store(request: HttpRequest) -> Response[bytes]:
             file = await attach(session, row.id, AttachFile(file_id=file_id), chunking, access)
             note_readers(request, file.readers)
         found = await _object(session, row)
+        await services.quotas.confirm(session)
     ingestion.wake()
     return answer(found)
 

@@ -124,5 +124,7 @@ class BackgroundResponses(LeasedWork[StoredResponse]):
         async with self._database.tenant(tenant) as session:
             if events is not None:
                 await events.finish(session, ending)
-            if await responses.end(session, response["id"], response) and prepared is not None:
+            kept = await responses.end(session, response["id"], response)
+            if kept and prepared is not None and prepared.request.conversation_id is not None:
                 await self._service.converse(session, prepared)
+                await self._service.quotas.confirm(session)

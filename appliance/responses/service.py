@@ -105,9 +105,9 @@ class Responses:
         given = given or self._read(request)
         check_parts(model.name, model.inputs, parts_of(given.input))
         own = [item for item in given.input if item["type"] != "item_reference"]
-        kept = int(request.stored) + (len(own) if request.conversation_id is not None else 0)
-        if response_id is None and kept:
-            await self.quotas.check(principal.tenant, new_objects=kept)
+        if response_id is None:
+            spoken = 0 if request.conversation_id is None else len(own) + 1  # an answer is one item at least
+            await self.quotas.check(principal.tenant, objects=int(request.stored) + spoken)
         extent = await self._extent(request, principal)
         whole = extent is None
         chat = self._chat(request, given) if whole else self._capped(chat_of(request, own, given.instructions))
@@ -231,7 +231,8 @@ class Responses:
         """Keep a background request, to be worked on by whoever is free.
 
         Raises:
-            RateLimited: there are too many. NotFound: it refers to an item that is not in what it goes on from.
+            RateLimited: there are too many. QuotaExceeded: others took the room meanwhile.
+            NotFound: it refers to an item that is not in what it goes on from.
         """
         if len(prepared.input) < len(prepared.given.input):  # references are not kept, so they are looked at now
             _resolved(await self._before(prepared.request, prepared.principal), prepared.given.input)
@@ -244,15 +245,17 @@ class Responses:
             if prepared.request.stream:
                 await session.flush()
                 response_events.add(session, row.id, 0, [encoded(event) for event in prepared.builder.queued()])
+            await self.quotas.confirm(session)
 
     async def _keep(self, prepared: Prepared, _: list[Json]) -> None:
-        """Store the response and add to its conversation, in one transaction."""
+        """Store the response and add to its conversation, in one transaction. Raises QuotaExceeded."""
         request = prepared.request
         if request.stored or request.conversation_id:
             async with self.database.tenant(prepared.principal.tenant) as session:
                 if request.stored:
                     session.add(_row(prepared))
                 await self.converse(session, prepared)
+                await self.quotas.confirm(session)
 
     async def converse(self, session: TenantSession, prepared: Prepared) -> None:
         """Add what was asked and answered to its conversation, if it belongs to one."""

@@ -327,6 +327,7 @@ def _options(url: URL) -> dict[str, Any]:
     if url.drivername == "postgresql+asyncpg":
         waits = {"statement_timeout": STATEMENT_SECONDS, "lock_timeout": BUSY_SECONDS}
         settings = {name: f"{round(seconds * 1000)}" for name, seconds in waits.items()}
+        settings["default_transaction_isolation"] = "read committed"  # who waited for a lock then sees what came before
         options["connect_args"] = {"timeout": CONNECT_SECONDS, "server_settings": settings}
     return options
 

@@ -165,16 +165,10 @@ async def settled(session: AsyncSession, store_id: str) -> tuple[Sequence[Whole]
     return whole, busy | set(queued)
 
 
-async def chunks_of(session: AsyncSession, tenant: str) -> int:
-    """How many chunks a tenant keeps, those of files that are being indexed included; read from an index alone."""
-    return await session.scalar(select(func.sum(StoreFile.chunks)).where(StoreFile.tenant == tenant)) or 0
-
-
-async def hold_chunks(session: AsyncSession, work: jobs.Work, chunks: int) -> int:
-    """Note how many chunks a file has so far, unless it is not wanted any more; what its tenant keeps with them."""
+async def hold_chunks(session: AsyncSession, work: jobs.Work, chunks: int) -> None:
+    """Note how many chunks a file has so far, unless it is not wanted any more."""
     row = _one(update(StoreFile), *work.key).where(StoreFile.version == work.version)
     await session.execute(row.where(StoreFile.status == "in_progress").values(chunks=chunks))
-    return await chunks_of(session, work.tenant)
 
 
 async def index_again(session: AsyncSession, row: StoreFile) -> None:

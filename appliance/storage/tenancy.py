@@ -22,6 +22,8 @@ from appliance.storage.tables import File, FileBatch, FileReader, StoreFile, Ten
 
 _HELD = StoreFile.metadata.tables[StoreFile.__tablename__].alias("held")
 """As a bare table, to which no condition is added: also stores out of reach count as holding a file."""
+WHOLE_TENANT = {"appliance_whole_tenant": True}
+"""Execution options of a statement that names its tenant itself, and is to see all of it: nothing is added to it."""
 _REFUSED = "only ORM statements run in a tenant's session; this one cannot be kept to the tenant"
 
 
@@ -51,6 +53,8 @@ class TenantSession(AsyncSession):
 
 @event.listens_for(_NarrowedSession, "do_orm_execute")
 def _narrow(state: ORMExecuteState) -> None:
+    if state.is_select and state.execution_options.keys() >= WHOLE_TENANT.keys():
+        return
     by_values = state.is_insert or (state.is_update and isinstance(state.parameters, list))
     if not state.is_orm_statement or state.is_from_statement or by_values:
         raise RuntimeError(_REFUSED)

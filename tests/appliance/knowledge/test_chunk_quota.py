@@ -9,6 +9,7 @@ from reindex_kit import TwoModels, new_model, old_model
 from sqlalchemy import func, select
 
 from appliance.knowledge.indexing import WRITE_CHUNKS
+from appliance.storage import kept as rows
 from appliance.storage import store_files
 from appliance.storage.tables import Job
 from appliance.testing.scripted_embedder import ScriptedEmbedder
@@ -29,7 +30,7 @@ async def put(made: Stack, store: str, chunks: int, tenant: str = "default") -> 
 
 async def kept(made: Stack, tenant: str = "default") -> int:
     async with made.database.session(write=False) as session:
-        return await store_files.chunks_of(session, tenant)
+        return await rows.number(session, rows.CHUNKS, tenant)
 
 
 async def jobs_left(made: Stack) -> int:
