@@ -35,7 +35,7 @@ from appliance.errors import (
     Unauthenticated,
 )
 from appliance.filtering import Filters
-from appliance.knowledge.augment import Retriever
+from appliance.knowledge.augment import Retriever, as_the_client_counts
 from appliance.knowledge.file_search import file_search_tools
 from appliance.knowledge.rewriting import Rewriter
 from appliance.media.transcripts import check_filterable, filtered, is_transcript
@@ -44,7 +44,7 @@ from appliance.models.inputs import check_inputs
 from appliance.protocols import Admitter, Authenticator, Authorizer, Revoking, Telemetry, TraceSpan
 from appliance.recording import Recording
 from appliance.streams import cited, observed
-from appliance.telemetry import NoTelemetry
+from appliance.telemetry import NoTelemetry, ending
 from appliance.types import ANONYMOUS, Call, CallRecord, Chunk, Findings, MediaTask, Passage, Principal, Search, Usage
 from appliance.wire import ChatRequest, asks_logprobs
 
@@ -230,9 +230,10 @@ class Pipeline:
             for admission in admissions:
                 call = capped(call, admission)
             call = await self.filters.input(call)
-            call = await self._retrieve(call, span)
+            asked, call = call, await self._retrieve(call, span)
             record.call = call
-            chunks = await self._generate(call, record, span, held)
+            with as_the_client_counts(asked.request, call.request):
+                chunks = await self._generate(call, record, span, held)
             chunks = _metered(chunks, record, admissions, held)
             chunks = self.filters.output(call, chunks, held)
             chunks = cited(call, chunks) if call.queries else chunks
@@ -423,6 +424,8 @@ class Pipeline:
             return search
         if not await self.may(call.principal, "models.use", rewriter.model):
             return search
+        if self.retriever is not None:
+            await self.retriever.check_stores(call, search)  # who is refused has used no model
         return await rewriter.rewritten(call, search, partial(self.answer, template=_CHAT, within=span))
 
     async def _findings(
@@ -460,7 +463,7 @@ class Pipeline:
     def _open_step(self, call: Call, span: TraceSpan, held: AsyncExitStack) -> Call:
         """Begin the engine's part of the trace, which ends with what is held; the call carries it on."""
         step = self.telemetry.start_step(span, "generate", {"gen_ai.request.model": call.model})
-        held.push(_ending(step))
+        held.push(ending(step))
         trace = self.telemetry.headers(step)
         return msgspec.structs.replace(call, headers={**call.headers, **trace}) if trace else call
 
@@ -487,14 +490,3 @@ def _metered(
             chunks = metered(chunks, record, admission.output_tokens, admission.more)
             held.push_async_exit(aclosing(chunks))  # type: ignore[type-var]
     return chunks
-
-
-def _ending(step: TraceSpan) -> Callable[[object, BaseException | None, object], None]:
-    """An exit for the stack of what is held: ends a step, as failed if an error comes by, also in mid-stream."""
-
-    def end(_: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            step.fail(error)
-        step.end()
-
-    return end

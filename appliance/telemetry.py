@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from appliance.protocols import TraceSpan
 from appliance.types import Call, CallRecord
@@ -51,3 +51,14 @@ def finish_span(span: TraceSpan, record: CallRecord) -> None:
         if record.outcome == "aborted":
             span.set("appliance.cancelled", True)
     span.end()
+
+
+def ending(step: TraceSpan) -> Callable[[object, BaseException | None, object], None]:
+    """An exit for a stack of what is held: ends a step, as failed if an error comes by, also in mid-stream."""
+
+    def end(_: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            step.fail(error)
+        step.end()
+
+    return end

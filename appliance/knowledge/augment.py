@@ -6,13 +6,15 @@ out of the request; the client's own tools, ``tool_choice`` and ``response_forma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from appliance.config import RetrievalConfig
-from appliance.errors import BadRequest, NotFound
+from appliance.errors import BadRequest, NotFound, RequestError
 from appliance.knowledge.api import Knowledge
 from appliance.knowledge.budget import ContextBudget, reading_order, whole, within_characters
 from appliance.knowledge.file_search import Asked, file_search_tools, is_file_search, read_file_search
@@ -24,6 +26,9 @@ from appliance.wire import ChatRequest, FileSearch, Message, message_text, quest
 if TYPE_CHECKING:
     from appliance.knowledge.stores import StoreDirectory
     from appliance.models.registry import Model, Models
+
+_MESSAGE = re.compile(r"\bmessages(?:\[(\d{1,9})\]|\.(\d{1,9})\b)[\w.\[\]]*")
+"""A place in the messages as engines name it: ``messages[1].content[0]`` or ``messages.1.content.0``."""
 
 
 class Retriever:
@@ -69,6 +74,16 @@ class Retriever:
         references = {reference for model in models for reference in model.vector_stores}
         reached = await self._stores.reached(scope_of(caller), references)
         return [model for model in models if reached.issuperset(model.vector_stores)]
+
+    async def check_stores(self, call: Call, search: Search) -> None:
+        """Look whether a search could be done, before anything is spent on it.
+
+        Raises:
+            NotFound, Conflict: as the search would, for a store that this caller cannot search.
+        """
+        by_id = isinstance(call.request, Search)
+        ids = search.store_ids if by_id else await self._resolved(call, search)
+        await self._stores.check_usable(scope_of(call.principal), ids)
 
     async def search(self, call: Call, search: Search, tokenizer: Tokenizer | None = None) -> Findings:
         """Run it within the caller's tenant and rights; only passages that have to do with the question.
@@ -130,6 +145,33 @@ class Retriever:
 def scope_of(principal: Principal) -> Scope:
     """What a caller may see: everything public in their tenant, their own, and their groups'."""
     return Scope(tenant=principal.tenant, readers=principal.readers, stores=principal.stores)
+
+
+@contextmanager
+def as_the_client_counts(asked: object, given: object) -> Iterator[None]:
+    """Errors about the messages that an engine was given, by their places in those that the client sent.
+
+    They differ where sources went into a system message of ours, which comes first. What is wrong with that one is said
+    of the messages as a whole: nothing in it is the client's.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if isinstance(asked, ChatRequest) and isinstance(given, ChatRequest):
+            ours = len(given.messages) - len(asked.messages)
+            if ours:
+                error.param = _moved(error.param, ours) if error.param is not None else None
+                error.args = (_moved(str(error), ours),)
+        raise
+
+
+def _moved(text: str, ours: int) -> str:
+    def place(found: re.Match[str]) -> str:
+        number = found[1] or found[2]
+        theirs = int(number) - ours
+        return "messages" if theirs < 0 else found[0].replace(number, str(theirs), 1)
+
+    return _MESSAGE.sub(place, text)
 
 
 def _first(*wishes: bool | None) -> bool:

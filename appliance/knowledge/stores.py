@@ -40,6 +40,12 @@ class StoreDirectory:
                 found[store.id if store else name] = None
         return tuple(found)
 
+    async def check_usable(self, scope: Scope, ids: Sequence[str]) -> None:
+        """Raises NotFound and Conflict for stores that the caller cannot search."""
+        async with self._database.tenant(scope.tenant, stores=scope.stores, write=False) as session:
+            for store_id in ids:
+                await stores.get_usable(session, store_id)
+
 
 async def check_fillable(
     session: TenantSession, store_id: str, *, backend: str, fingerprints: Collection[str] | None

@@ -8,7 +8,7 @@ from loopback import assert_openai_error
 from steps import PASSAGE
 
 from appliance.config import RetrievalConfig
-from appliance.errors import NotFound
+from appliance.errors import BadRequest, NotFound
 from appliance.knowledge.augment import Retriever, scope_of
 from appliance.knowledge.framing import NOTHING_FOUND
 from appliance.plugin import Comparison, Principal, Scope
@@ -158,6 +158,39 @@ async def test_f2_the_whole_prompt_is_this_and_a_hostile_passage_stays_in_its_fr
         ("system", GOLDEN),
         ("user", "What colour is the sky?"),
     ]
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASKED = {"role": "user", "content": "What?"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "named", "expected"),
+    [
+        ([ASKED], [SEARCH_TOOL], "messages[1].content[0]", "messages[0].content[0]"),
+        ([ASKED], [SEARCH_TOOL], "messages.1.content.1", "messages.0.content.1"),
+        ([ASKED] * 11, [SEARCH_TOOL], "messages[10].content", "messages[9].content"),
+        ([ASKED], [SEARCH_TOOL], "messages[0].content", "messages"),
+        ([SYSTEM, ASKED], [SEARCH_TOOL], "messages[1].content", "messages[1].content"),
+        ([ASKED], [], "messages[0].content", "messages[0].content"),
+        ([ASKED], [SEARCH_TOOL], "tools[1].function", "tools[1].function"),
+        ([ASKED], [SEARCH_TOOL], None, None),
+    ],
+)
+async def test_an_engine_s_refusal_names_the_message_by_its_place_in_what_the_client_sent(
+    reading, messages, tools, named, expected
+):
+    refused = BadRequest(f"{named or 'something'} is not to the model's taste", param=named)
+
+    def script(call):
+        raise refused
+
+    async with reading(Library()) as b:
+        b.engine.script = script
+        answer = await b.chat(messages=messages, tools=tools or None)
+    error = assert_openai_error(answer, 400)
+    assert error["param"] == expected
+    assert error["message"].startswith(expected or "something")
 
 
 async def test_a_model_alias_searches_its_stores_by_name_alone(reading):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from eventually import eventually
 from inline import InputHook, Notebook, provides
-from loopback import Box, box
+from loopback import Box, assert_openai_error, box
 from traces_kit import Traces
 
 from appliance.plugin import Blocked, Call, CallRecord, Forbidden, Principal
@@ -293,6 +293,17 @@ async def test_a_caller_who_may_not_use_that_model_is_searched_for_as_they_ask(t
         assert not made.rewritings()
         assert await eventually(lambda: noted("retrieval"))
         assert not await noted("authorization"), "nobody tried anything"
+
+
+@pytest.mark.parametrize("reference", ["nothing", "vs_" + "0" * 24])
+async def test_who_asks_for_a_store_that_is_not_there_is_refused_before_a_model_is_asked(tmp_path, reference) -> None:
+    async with asking(tmp_path) as made:
+        tools = [{"type": "file_search", "vector_store_ids": [reference]}]
+        refused = await made.box.chat(messages=[{"role": "user", "content": QUESTION}], tools=tools)
+        assert_openai_error(refused, 404)
+        body = {"query": QUESTION, "rewrite_query": True}
+        assert_openai_error(await made.box.client.post(f"/v1/vector_stores/{reference}/search", json=body), 404)
+        assert not made.box.engine.diaries
 
 
 async def test_input_filters_read_what_it_is_given(tmp_path) -> None:
