@@ -149,6 +149,7 @@ from appliance.wire import (
     TokenizeRequest,
     message_text,
 )
+from appliance.wording import time_span
 
 if TYPE_CHECKING:
     from appliance.audit.feed import AuditFeed
@@ -347,6 +348,7 @@ __all__ = [
     "price_of",
     "print_json",
     "resource_metadata_path",
+    "time_span",
     "to_units",
     "usage_label",
 ]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from appliance.plugin import BadRequest, RateLimited, RequestError, in_currency
-from appliance_plugins.limits.lines import DAY, MINUTE, Amounts, Kind, Line
+from appliance.plugin import BadRequest, RateLimited, RequestError, in_currency, time_span
+from appliance_plugins.limits.lines import MINUTE, Amounts, Kind, Line
 
 _SLOT_SECONDS = 1.0
 """When a place comes free is unknown; a second is a polite guess."""
@@ -78,7 +78,7 @@ def _told(line: Line, have: float, amounts: Amounts, wait: float) -> str:
         if not line.whose:
             return "the appliance is busy; try again shortly"
         return f"this {line.whose} has {round(have)} requests running, its limit; wait for one to end"
-    when = f"{wait:.1f} s" if wait < DAY / 24 else duration(wait)
+    when = time_span(wait)
     left = math.floor(line.limit - have)
     if line.is_budget and left > 0:
         return (

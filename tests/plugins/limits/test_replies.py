@@ -54,11 +54,11 @@ def test_a_refusal_names_the_limit_and_the_time():
     assert isinstance(error, RateLimited)
     assert str(error) == (
         "this user has 10 tokens left of 5000 tokens a day, and the request may take 100 tokens; "
-        "lower max_completion_tokens, or try again in 2h0m0s"
+        "lower max_completion_tokens, or try again in 2 hours"
     )
     assert (error.retry_after, error.code) == (7200, "budget_exceeded")
     error = refusal([TOKENS], [5000], Amounts(1, 1, 100, 0), NOW)
-    assert str(error) == "this user has a limit of 5000 tokens a day, which is used up; try again in 2h0m0s"
+    assert str(error) == "this user has a limit of 5000 tokens a day, which is used up; try again in 2 hours"
     error = refusal([MINUTE, TOKENS], [59.5, 10], Amounts(1, 1, 100, 0), NOW)
-    assert str(error) == "this key has a limit of 60 requests a minute, which is used up; try again in 0.5 s"
+    assert str(error) == "this key has a limit of 60 requests a minute, which is used up; try again in 1 second"
     assert (error.retry_after, error.code) == (0.5, "rate_limit_exceeded")
