@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
+from yaml.reader import ReaderError
 
 from appliance.config_checks import check
 from appliance.errors import ConfigError
@@ -313,29 +314,31 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
         raise ConfigError(f"{path} does not exist; write it or name another with --config") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    return parse(text, folder=path.resolve().parent, environ=environ)
+    return parse(text, folder=path.resolve().parent, environ=environ, name=str(path))
 
 
-def parse(text: str, *, folder: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Check a configuration given as YAML text. Raises ConfigError."""
+def parse(
+    text: str, *, folder: Path, environ: Mapping[str, str] = os.environ, name: str = "the configuration"
+) -> Config:
+    """Check a configuration given as YAML text. Raises ConfigError, which calls it ``name``."""
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"the configuration is not YAML: {_yaml_problem(error, text)}") from None
+        raise ConfigError(f"{name} is not YAML: {_yaml_problem(error, text)}") from None
     except RecursionError:
-        raise ConfigError("the configuration is nested too deep") from None
+        raise ConfigError(f"{name} is nested too deep; flatten it") from None
     except ValueError as error:
-        raise ConfigError(f"the configuration holds a value that is none: {error}; quote it") from None
+        raise ConfigError(f"{name} holds a value that is none: {error}; quote it") from None
     if raw is None:
         raw = {}
     if not isinstance(raw, dict):
-        raise ConfigError("the configuration must be a mapping with keys such as server, plugins, models")
+        raise ConfigError(f"{name} must be a mapping with keys such as server, plugins, models")
     if "folder" in raw:
         raise ConfigError("folder: is where the configuration file lies and cannot be set; remove it")
     try:
         raw = {**_fill_in(raw, "", environ), "folder": str(folder)}
     except RecursionError:
-        raise ConfigError("the configuration is nested too deep, or an anchor (&) holds itself; flatten it") from None
+        raise ConfigError(f"{name} is nested too deep, or an anchor (&) holds itself; flatten it") from None
     _check_plugin_blocks(raw.get("plugin"))
     config = convert(raw, Config, "")
     check(config)
@@ -416,6 +419,10 @@ def _retyped(filled: str, template: str) -> Any:
 
 def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
     """Place, problem and the fix of what is written most often; PyYAML's own text is several lines with arrows."""
+    if isinstance(error, ReaderError):
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
+        return f"line {line}, column {column}: U+{ord(text[error.position]):04X} is no text; remove it"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error)
     mark = error.problem_mark

@@ -13,7 +13,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def time_span(seconds: float) -> str:
-    """``1 second``, ``52 minutes 55 seconds``, ``3 days 4 hours``: rounded up, as who comes back too early is refused."""
+    """``1 second``, ``52 minutes 55 seconds``, ``3 days 4 hours``: rounded up, as too early is in vain."""
     exact = max(1, math.ceil(seconds))
     fine = 3_600 if exact >= 86_400 else 60 if exact >= 3_600 else 1
     left = math.ceil(exact / fine) * fine

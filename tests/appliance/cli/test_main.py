@@ -190,17 +190,22 @@ FAILURES = {
     "missing": (None, "error: appliance.yaml does not exist; write it or name another with --config"),
     "no yaml": (
         "a: [b\nc: d",
-        "error: the configuration is not YAML: line 2, column 2: expected ',' or ']', but got ':'",
+        "error: appliance.yaml is not YAML: line 2, column 2: expected ',' or ']', but got ':'",
     ),
     "a tab": (
         "a:\n\tb: c",
-        "error: the configuration is not YAML: line 2, column 1: found character '\\t' that cannot",
+        "error: appliance.yaml is not YAML: line 2, column 1: found character '\\t' that cannot",
     ),
     "bare variable in braces": (
         "server: {port: ${env.PORT}}",
-        "error: the configuration is not YAML: line 1, column 17: expected ',' or '}', but got '{'; put ${...} within",
+        "error: appliance.yaml is not YAML: line 1, column 17: expected ',' or '}', but got '{'; put ${...} within",
     ),
-    "no text": ("a: \x01", "error: the configuration is not YAML: unacceptable character"),
+    "no text": ("b: c\na: \x01", "error: appliance.yaml is not YAML: line 2, column 4: U+0001 is no text"),
+    "no such day": (
+        "a: 2024-99-99",
+        "error: appliance.yaml holds a value that is none: month must be in 1..12; quote it",
+    ),
+    "a list": ("- a", "error: appliance.yaml must be a mapping with keys such as server"),
     "unknown key": ("sever: {}", "error: top level: object contains unknown field `sever`; did you mean server?"),
     "missing plugin": ("plugins: [nosuch]", "error: plugins: nosuch is not installed"),
     "unknown engine": (
