@@ -421,8 +421,8 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
     """Place, problem and the fix of what is written most often; PyYAML's own text is several lines with arrows."""
     if isinstance(error, ReaderError):
         before = text[: error.position]
-        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
-        return f"line {line}, column {column}: U+{ord(text[error.position]):04X} is no text; remove it"
+        place = f"line {before.count(chr(10)) + 1}, column {error.position - before.rfind(chr(10))}"
+        return f"{place}: U+{ord(text[error.position]):04X} is no text; remove it"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error)
     mark = error.problem_mark
