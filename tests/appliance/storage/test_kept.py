@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
-from sqlalchemy import func, select
+from eventually import until
+from sqlalchemy import Boolean, column, func, select, table
 
 from appliance.config import LimitsConfig, TenantConfig
-from appliance.errors import IngestionError, QuotaExceeded
+from appliance.errors import IngestionError, QuotaExceeded, Unavailable
 from appliance.quotas import Quotas
 from appliance.storage import conversations, files, jobs, kept, store_files, stores, uploads
 from appliance.storage.database import Database
@@ -18,8 +20,18 @@ from appliance.storage.tables.batches import Batch
 from appliance.storage.tables.completions import StoredCompletion
 from appliance.storage.tables.responses import Conversation, ConversationItem, StoredResponse
 from appliance.storage.tables.uploads import PendingUpload
+from appliance.storage.tenancy import WHOLE_TENANT
 
 SIZES = {"attributes": {}, "chunk_size": 100, "chunk_overlap": 0}
+
+
+_LOCKS = table("pg_locks", column("locktype"), column("granted", Boolean), column("database"))
+_DATABASES = table("pg_database", column("oid"), column("datname"))
+_WAITING = (
+    select(func.count())
+    .select_from(_LOCKS.join(_DATABASES, _DATABASES.c.oid == _LOCKS.c.database))
+    .where(_LOCKS.c.locktype == "advisory", ~_LOCKS.c.granted, _DATABASES.c.datname == func.current_database())
+)
 
 
 def a_file(size: int = 1) -> File:
@@ -111,6 +123,29 @@ async def test_r30_d6_chunks_that_several_workers_write_at_once_fill_a_quota_exa
     assert sum(await asyncio.gather(*map(hold, range(12)))) == 5
     async with several[0].session(write=False) as session:
         assert await kept.number(session, kept.CHUNKS, "a") == 10
+
+
+@pytest.mark.parametrize("ending", ["commits", "dies"])
+async def test_r30_who_counts_waits_until_the_one_before_has_committed_or_is_gone(postgres, ending) -> None:
+    url = postgres.database()
+    async with Database(url) as one, Database(url) as two, one.session(write=False) as watch:
+        first, second = quotas_of(one, max_stored_objects=1), quotas_of(two, max_stored_objects=1)
+        held = AsyncExitStack()
+        session = await held.enter_async_context(one.tenant("a"))
+        session.add(a_file())
+        await first.confirm(session)
+        number = await session.scalar(select(func.pg_backend_pid()), execution_options=WHOLE_TENANT)
+        waiting = asyncio.create_task(create(second))
+        await until(lambda: watch.scalar(_WAITING))
+        await keep_store(second, "b")
+        if ending == "dies":
+            await watch.scalar(select(func.pg_terminate_backend(number, 5000)))
+            with pytest.raises(Unavailable):
+                await held.aclose()
+        else:
+            await held.aclose()
+        assert await waiting == (ending == "dies")
+        assert await objects(two) == 1
 
 
 async def test_d6_every_object_counts_once_and_bytes_are_those_of_files_and_parts(database) -> None:
