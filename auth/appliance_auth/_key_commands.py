@@ -7,6 +7,7 @@ import datetime
 import difflib
 import functools
 import re
+import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ from appliance.plugin import (
 )
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_WIDTH, _CELL, _INDENT = 100, 20, " " * 14
+"""Of a list in a terminal, in characters."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -185,16 +188,21 @@ async def create(  # noqa: PLR0917 - click's options
 @json_option
 @_run
 async def list_(config_path: Path, as_json: bool) -> None:
-    """List all keys, never their secrets; --json shows holders, stores and limits too."""
+    """List all keys, never their secrets: whose they are, what they may do, and until when.
+
+    Below a key stands what it is narrowed to, and its own limits. --json shows everything, and names at full length.
+    """
     async with KeyStore.open(config_path) as store:
         found = await store.list()
     if as_json:
         print_json([_shown(key) for key in found])
         return
-    rows = [("ID", "NAME", "TENANT", "ROLES", "SCOPES", "MODELS", "CREATED", "STATE"), *map(_row, found)]
+    rows = [("ID", "NAME", "HOLDER", "TENANT", "ROLES", "STATE"), *map(_row, found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
+    for row, key in zip(rows, [None, *found], strict=True):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        for line in _narrowed(key) if key else ():
+            click.echo(line)
 
 
 @keys.command(
@@ -288,25 +296,40 @@ def _shown(key: StoredKey) -> dict[str, Any]:
 
 
 def _row(key: StoredKey) -> tuple[str, ...]:
-    models = "all" if key.models is None else ",".join(key.models)
-    return (
-        key.id,
-        key.name,
-        key.tenant,
-        ",".join(key.roles),
-        ",".join(key.scopes),
-        models,
-        _day(key.created_at),
-        _state(key),
-    )
+    return (key.id, _cell(key.name), _cell(key.user or "-"), _cell(key.tenant), ",".join(key.roles), _state(key))
+
+
+def _cell(text: str) -> str:
+    return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
+
+
+def _narrowed(key: StoredKey) -> list[str]:
+    """Lines about what a key is narrowed to; none where it has all that its roles and its tenant have."""
+    limits = msgspec.structs.asdict(key.allowance) if key.allowance else {}
+    told = {
+        "scopes": () if key.scopes == ("*",) else key.scopes,
+        "models": key.models,
+        "stores": key.stores,
+        "limits": [_limit(name, value) for name, value in limits.items() if value is not None],
+    }
+    text = "; ".join(f"{what}: {', '.join(values)}" for what, values in told.items() if values)
+    return textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False)
+
+
+def _limit(name: str, value: float) -> str:
+    """As ``60 requests a minute``."""
+    number = f"{value:f}".rstrip("0").rstrip(".")
+    if name == "max_concurrent":
+        return f"{number} requests at once"
+    return f"{number} {name.replace('spend', 'of spending').replace('_per_', ' a ')}"
 
 
 def _state(key: StoredKey) -> str:
     if key.revoked_at is not None:
-        return f"revoked {_day(key.revoked_at)}"
+        return f"revoked {_day(key.revoked_at)[:10]}"
     if key.expires_at is None:
         return "valid"
-    return f"{'valid until' if key.valid_at(time.time()) else 'expired'} {_day(key.expires_at)}"
+    return f"{'until' if key.valid_at(time.time()) else 'expired'} {_day(key.expires_at)[:10]}"
 
 
 def _day(seconds: int) -> str:

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import math
 import time
@@ -348,6 +349,28 @@ def test_everything_that_a_key_can_have_can_be_said_on_the_command_line(config):
     assert {name: made[name] for name in wanted} == wanted
     (listed,) = json.loads(run(config, "list", "--json").stdout)
     assert listed == {name: value for name, value in made.items() if name != "key"}
+
+
+def test_the_list_shows_whose_a_key_is_and_what_it_is_narrowed_to_in_a_terminal_of_100(config):
+    run(config, "create", "--admin")
+    run(
+        config, "create", "--name", "crm", "--user", "alice@example.org", "--scope", "inference", "--model", "docs",
+        "--store", "handbook", "--requests-per-minute", "60", "--max-concurrent", "2", "--tokens-per-day", "5000000",
+        "--spend-per-month", "12.5", "--expires", "90d",
+    )  # fmt: skip
+    run(config, "create", "--name", "n" * 255, "--user", "u" * 255)
+    lines = run(config, "list").stdout.splitlines()
+    assert lines[0].split() == ["ID", "NAME", "HOLDER", "TENANT", "ROLES", "STATE"]
+    assert max(map(len, lines)) <= 100
+    admin = next(line.split() for line in lines if " admin " in line)
+    assert admin[1:] == ["unnamed", "-", "default", "admin", "valid"]
+    (at,) = [i for i, line in enumerate(lines) if " crm " in line]
+    assert lines[at].split()[1:6] == ["crm", "alice@example.org", "default", "user", "until"]
+    below = itertools.takewhile(lambda line: line.startswith(" "), lines[at + 1 :])
+    assert " ".join(" ".join(below).split()) == (
+        "scopes: inference; models: docs; stores: handbook; limits: 2 requests at once, 60 requests a minute, "
+        "5000000 tokens a day, 12.5 of spending a month"
+    )
 
 
 def test_a_key_is_rotated_on_the_command_line(config):
