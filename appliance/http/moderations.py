@@ -13,7 +13,7 @@ from appliance.errors import BadRequest, EngineError, NotFound
 from appliance.http.chat import only
 from appliance.http.hot import Reply, Route
 from appliance.http.requests import any_model, call_of
-from appliance.http.validate import check_part
+from appliance.http.validate import check_part, in_words_of
 from appliance.moderation import result, verdict
 from appliance.storage.ids import new_id
 from appliance.wire import ChatRequest, ContentPart, Message, ModerationRequest, message_text
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PATH = "/v1/moderations"
 _VERDICT_TOKENS = 64
+_OWN_NAMES = {"messages": "input"}
+"""The fields here by those of the chats that a guard model is asked in."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,8 +66,9 @@ class ModerationRoute(Route):
             async with runtime.pipeline.work_without_model(call, PATH) as headers:
                 found = [await _judged(filters, call, content, None) for content in inputs]
         else:
-            async with runtime.pipeline.chats(call, PATH) as (ask, headers):
-                found = [await _judged(filters, call, content, ask) for content in inputs]
+            with in_words_of(ModerationRequest, _OWN_NAMES):
+                async with runtime.pipeline.chats(call, PATH) as (ask, headers):
+                    found = [await _judged(filters, call, content, ask) for content in inputs]
         reply.add_headers(headers)
         await reply.send_json(_encode(Moderations(id=new_id("modr-"), model=name, results=found)))
 

@@ -59,6 +59,17 @@ async def test_a_guard_that_reads_no_images_is_not_shown_any(box) -> None:
             await b.openai.moderations.create(input=[IMAGE])
 
 
+async def test_what_a_guard_model_refuses_is_told_of_the_request_s_own_field(box) -> None:
+    async with box(verdicts, GUARD) as b:
+        b.engine.max_context = 2
+        error = assert_openai_error(await b.client.post(PATH, json={"input": "one two three"}), 400, "input")
+        assert error["code"] == "context_length_exceeded"
+    models = [{"name": "m", "engine": "scripted", "inputs": []}]
+    async with box(verdicts, {**GUARD, "models": models}) as b:
+        error = assert_openai_error(await b.client.post(PATH, json={"input": [IMAGE]}), 400, "input")
+        assert "messages" not in error["message"]
+
+
 LISTED = {
     "plugins": ["wordlist"],
     "plugin": {
