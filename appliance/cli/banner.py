@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 
 from appliance.config import Config, ModelConfig
 from appliance.loopback import is_loopback
 
-QUESTION = "How do I start the appliance?"
-"""Asked of a model that has documents; the default configuration's hold the answer."""
+_ABOUT_US = "How do I start the appliance?"
+"""Asked of a model that has the appliance's own manual, as in the default configuration."""
+_ABOUT_THEM = "What are the documents about?"
+"""Asked of one that has others."""
+_MANUAL = "operations.md"
 
 
 def banner(
@@ -24,7 +28,7 @@ def banner(
     chats = _chats(config)
     grounded = next((model for model in chats if model.vector_stores), None)
     model = (grounded or chats[0]).name if chats else "MODEL"
-    question = QUESTION if grounded else "What is the capital of France?"
+    question = _question(config, grounded)
     asked = f'{{"role": "user", "content": "{question}"}}'
     key = "YOUR-KEY" if guarded else "none"
     lines = [
@@ -62,6 +66,14 @@ def _chats(config: Config) -> list[ModelConfig]:
     media = {model.name for model in config.models if model.tasks}
     chats = [model for model in config.models if model.engine or model.alias_of]
     return sorted(chats, key=lambda model: (model.alias_of or model.name) in media)
+
+
+def _question(config: Config, model: ModelConfig | None) -> str:
+    """One that ``model`` can answer; ``None`` is one without documents."""
+    if model is None:
+        return "What is the capital of France?"
+    paths = [path for store in config.retrieval.stores if store.name in model.vector_stores for path in store.paths]
+    return _ABOUT_US if any(PurePath(path).name == _MANUAL for path in paths) else _ABOUT_THEM
 
 
 def _callers(host: str, guarded: bool) -> str:

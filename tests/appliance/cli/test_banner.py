@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from appliance.cli.banner import banner
-from appliance.config import Config, ModelConfig, ServerConfig
+from appliance.config import Config, ModelConfig, RetrievalConfig, ServerConfig, StoreConfig, load
 
 
 @pytest.mark.parametrize(
@@ -41,3 +45,34 @@ def test_the_example_asks_a_model_that_chats_also_where_others_come_first() -> N
 def test_the_summary_says_where_other_protocols_are_served() -> None:
     text = banner(Config(), 8000, 1.0, guarded=False, listening={"gRPC": "127.0.0.1:50051"})
     assert "\n  gRPC     127.0.0.1:50051\n" in text
+
+
+ROOT = Path(__file__).parents[3]
+SENT = re.compile(r"-d '(\{.*\})'")
+
+
+@pytest.mark.parametrize(
+    ("config", "question"),
+    [
+        (load(ROOT / "appliance.yaml"), "How do I start the appliance?"),
+        (
+            Config(
+                models=(ModelConfig(name="hr", engine="vllm", vector_stores=("handbook",)),),
+                retrieval=RetrievalConfig(
+                    stores=(
+                        StoreConfig(name="handbook", paths=("hr/*.pdf",)),
+                        StoreConfig(name="docs", paths=("docs/operations.md",)),
+                    )
+                ),
+            ),
+            "What are the documents about?",
+        ),
+        (Config(models=(ModelConfig(name="m", engine="vllm"),)), "What is the capital of France?"),
+    ],
+    ids=["the appliance's manual", "other documents", "no documents"],
+)
+def test_the_examples_ask_what_the_model_s_documents_can_answer(config: Config, question: str) -> None:
+    text = banner(config, 8000, 1.0, guarded=False)
+    (sent,) = SENT.findall(text)
+    assert json.loads(sent)["messages"] == [{"role": "user", "content": question}]
+    assert text.count(question) == 3
