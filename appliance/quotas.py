@@ -31,7 +31,7 @@ class _Quota(NamedTuple):
 
     setting: str
     noun: str
-    counted: Select[tuple[int]]
+    counted: Select[int]
     remedy: str = "delete some"
 
     def exceeded(self, most: int) -> str:

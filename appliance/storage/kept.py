@@ -45,13 +45,13 @@ _KINDS = (
 )
 
 # One statement each, which sees the rows as they are at one moment: an upload that becomes a file counts once.
-OBJECTS: Select[tuple[int]] = select(reduce(add, _KINDS))
-BYTES: Select[tuple[int]] = select(_sum("files", "bytes") + _sum("upload_parts", "bytes"))
-CHUNKS: Select[tuple[int]] = select(_sum("vector_store_files", "chunks"))
+OBJECTS: Select[int] = select(reduce(add, _KINDS))
+BYTES: Select[int] = select(_sum("files", "bytes") + _sum("upload_parts", "bytes"))
+CHUNKS: Select[int] = select(_sum("vector_store_files", "chunks"))
 """Those of files that are being indexed included; read from an index alone."""
 
 
-async def number(session: AsyncSession, what: Select[tuple[int]], tenant: str) -> int:
+async def number(session: AsyncSession, what: Select[int], tenant: str) -> int:
     """One of the counts above, over all of the tenant, whatever the session is narrowed to besides."""
     return int(await session.scalar(what, {"tenant": tenant}, execution_options=WHOLE_TENANT) or 0)
 

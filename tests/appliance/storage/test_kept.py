@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from eventually import until
@@ -70,7 +71,7 @@ async def create(quotas: Quotas, size: int = 1) -> bool:
     return True
 
 
-async def keep_store(quotas: Quotas, tenant: str = "a", **narrowed: frozenset[str]) -> None:
+async def keep_store(quotas: Quotas, tenant: str = "a", **narrowed: Any) -> None:
     async with quotas.database.tenant(tenant, **narrowed) as session:
         session.add(stores.new("mine", "words"))
         await quotas.confirm(session)
@@ -197,7 +198,7 @@ async def test_b2_who_reaches_only_some_of_a_tenant_counts_all_of_it_and_nothing
     for tenant in ("a", "b", "b"):
         async with database.tenant(tenant) as session:
             session.add(stores.new("hidden", "words"))
-    narrowed = {"stores": frozenset({"mine"}), "readers": frozenset({"user:x"})}
+    narrowed: dict[str, Any] = {"stores": frozenset({"mine"}), "readers": frozenset({"user:x"})}
     await keep_store(quotas, **narrowed)
     with pytest.raises(QuotaExceeded, match="more than 2 objects"):
         await keep_store(quotas, **narrowed)
