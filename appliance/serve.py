@@ -104,13 +104,14 @@ async def _serve(runtime: Runtime, listener: socket.socket, began: float) -> Non
             port, seconds = listener.getsockname()[1], time.monotonic() - began
             listening = runtime.context.front.listening
             _say(banner(runtime.config, port, seconds, guarded=runtime.pipeline.guarded, listening=listening))
-            await serving
+        await serving
     finally:
         server.should_exit = True
-        if serving is not None:
-            with suppress(asyncio.CancelledError):
-                await serving
-        await runtime.stop()
+        try:
+            if serving is not None:
+                await asyncio.wait({serving})
+        finally:
+            await runtime.stop()
 
 
 class _Server(uvicorn.Server):
@@ -157,10 +158,9 @@ async def _start_engines(runtime: Runtime, serving: asyncio.Task[None]) -> bool:
             await starting
         return starting.done() and not serving.done()
     finally:
-        for task in (starting, telling):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
+        starting.cancel()
+        telling.cancel()
+        await asyncio.wait({starting, telling})
 
 
 async def _tell(runtime: Runtime) -> None:

@@ -23,14 +23,16 @@ class ClientWatch:
     Enter it after the body was read. The block's awaits see one ordinary cancellation, and its clean-up may await.
     """
 
-    __slots__ = ("_gone", "_receive", "_task", "_watcher")
+    __slots__ = ("_before", "_gone", "_receive", "_task", "_watcher")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._gone = False
+        self._before = 0
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
+        self._before = self._task.cancelling() if self._task is not None else 0
         self._watcher = asyncio.ensure_future(self._watch())
 
     async def __aexit__(
@@ -39,13 +41,14 @@ class ClientWatch:
         self._watcher.cancel()
         del self._watcher  # it refers to this object: such a circle would be left to the garbage collector
         if self._gone and self._task is not None:
-            self._task.uncancel()
+            theirs = self._task.uncancel() > self._before
             if kind is None:
                 # The block ended in the very turn in which the client left: the cancellation is still to come.
                 with suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
             if kind is None or issubclass(kind, asyncio.CancelledError):
-                raise ClientGone from None
+                # Somebody else who has cancelled the request too is to see that.
+                raise asyncio.CancelledError if theirs else ClientGone from None
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

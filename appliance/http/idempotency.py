@@ -145,8 +145,7 @@ async def _renewed(database: Database, tenant: str, row: KeptAnswer) -> AsyncIte
         yield
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait({task})
 
 
 async def fingerprint_of(method: str, path: str, query: bytes, body: bytes) -> str:

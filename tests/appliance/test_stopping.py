@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from inline import provides
@@ -13,7 +15,7 @@ from loopback import build_app
 
 from appliance.errors import StartError, Unavailable
 from appliance.front import Asked
-from appliance.serve import _Server
+from appliance.serve import _Server, _start_engines
 
 READY = Asked("GET", "/readyz")
 
@@ -99,3 +101,24 @@ async def test_a_server_whose_output_nobody_reads_any_more_can_be_stopped(tmp_pa
             server.handle_exit(signal.SIGTERM, None)
         output.write("what is said later goes nowhere")
     assert (server.should_exit, runtime.draining) == (True, True)
+
+
+async def test_who_is_cancelled_while_a_start_ends_is_cancelled() -> None:
+    began, ending, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def start_engines() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await gate.wait()
+
+    runtime = SimpleNamespace(start_engines=start_engines, unready=lambda: ())
+    serving = asyncio.create_task(began.wait())
+    starting = asyncio.create_task(_start_engines(runtime, serving))  # type: ignore[arg-type]
+    await ending.wait()
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert starting.cancelled()
+    gate.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,8 +69,7 @@ class UsageRecorder:
         finally:
             async with self._booking:  # not in the middle of a batch
                 task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait({task})
             await self._book_or_warn()
 
     async def _book_for_ever(self) -> None:

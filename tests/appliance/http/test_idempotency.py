@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 from client_types import exactly
@@ -14,7 +15,7 @@ from inline import Everything, Keys, provides
 from openai.types.responses import Response
 from sqlalchemy import select, update
 
-from appliance.http.idempotency import fingerprint_of
+from appliance.http.idempotency import _renewed, fingerprint_of
 from appliance.http.routes import TABLE
 from appliance.plugin import Forbidden, Principal
 from appliance.storage import idempotency
@@ -344,3 +345,33 @@ async def test_a_claim_that_cannot_be_renewed_spoils_no_answer(box, monkeypatch,
         assert (first.status_code, again.content) == (200, first.content)
         assert len(b.engine.diaries) == 1
     assert "is not renewed yet" in caplog.text
+
+
+async def test_who_is_cancelled_while_a_claim_s_renewal_ends_is_cancelled(monkeypatch) -> None:
+    renewing, ending, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        @asynccontextmanager
+        async def tenant(self, _: str):
+            renewing.set()
+            try:
+                yield None
+            finally:
+                ending.set()
+                await gate.wait()
+
+    async def renew(*_) -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with _renewed(Slow(), "t", KeptAnswer()):  # type: ignore[arg-type]
+            await renewing.wait()
+
+    monkeypatch.setattr(idempotency, "LEASE_SECONDS", 0)
+    monkeypatch.setattr(idempotency, "renew", renew)
+    task = asyncio.create_task(work())
+    await ending.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    gate.set()

@@ -229,6 +229,36 @@ async def test_one_writer_leaves_one_batch_behind_at_most(database: Database, tm
         assert await session.scalar(select(func.count()).select_from(UsageBatch)) == 1
 
 
+async def test_who_is_cancelled_while_the_booking_ends_is_cancelled_and_the_calls_stay_in_the_spool(
+    database: Database, tmp_path: Path
+) -> None:
+    recorder = recorder_on(database, tmp_path)
+    booking, ending, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def book_for_ever() -> None:
+        booking.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await gate.wait()
+
+    async def live() -> None:
+        async with recorder.life():
+            await booking.wait()
+            await recorder.record(a_record())
+
+    recorder._book_for_ever = book_for_ever
+    task = asyncio.create_task(live())
+    await ending.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    gate.set()
+    await recorder.book()
+    assert (await booked(database)).requests == 1
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_booking_that_is_cancelled_while_it_removes_its_file_is_taken_up_again(
     when: str, database: Database, tmp_path: Path
