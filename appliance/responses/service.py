@@ -243,7 +243,6 @@ class Responses:
         async with self.database.tenant(prepared.principal.tenant) as session:
             await responses.enqueue(session, row)
             if prepared.request.stream:
-                await session.flush()
                 response_events.add(session, row.id, 0, [encoded(event) for event in prepared.builder.queued()])
             await self.quotas.confirm(session)
 

@@ -9,6 +9,7 @@ from sqlalchemy import Text, cast, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.errors import BadRequest, NotFound, RateLimited
+from appliance.storage import kept
 from appliance.storage.ids import now
 from appliance.storage.tables.responses import StoredResponse
 from appliance.storage.tenancy import TenantSession, seen_by
@@ -130,13 +131,15 @@ async def claim(session: AsyncSession, limit: int) -> Sequence[StoredResponse]:
 
 async def enqueue(session: TenantSession, row: StoredResponse) -> None:
     """Keep one that is to be worked on. Raises RateLimited: the tenant has too many that are not finished."""
+    session.add(row)
+    await session.flush()
+    await kept.take_turn(session, session.tenant)  # others that come at the same time are counted too, also elsewhere
     query = select(func.count()).select_from(StoredResponse).where(StoredResponse.status.in_(UNFINISHED))
-    if (await session.scalar(query) or 0) >= MAX_UNFINISHED:
+    if (await session.scalar(query) or 0) > MAX_UNFINISHED:
         raise RateLimited(
             f"{MAX_UNFINISHED} background responses of your tenant are not finished; wait for some, or cancel them",
             retry_after=10,
         )
-    session.add(row)
 
 
 async def renew(session: AsyncSession, ids: Sequence[str]) -> set[str]:

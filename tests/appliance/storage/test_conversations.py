@@ -148,6 +148,22 @@ async def test_C4_a_tenant_may_have_so_many_background_responses_and_others_are_
     await enqueue("b", 0)
 
 
+async def test_R30_background_responses_that_come_to_several_processes_at_once_are_as_many_as_may_be(
+    several, monkeypatch
+) -> None:
+    monkeypatch.setattr(responses, "MAX_UNFINISHED", 5)
+
+    async def enqueue(number: int) -> bool:
+        try:
+            async with several[number % 4].tenant("a") as session:
+                await responses.enqueue(session, queued("a", number))
+        except RateLimited:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*map(enqueue, range(20)))) == 5
+
+
 async def test_R14_labels_that_are_changed_and_deleted_at_once_are_no_fault(database) -> None:
     async with database.tenant("a") as session:
         row = StoredCompletion(
