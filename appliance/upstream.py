@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -95,8 +96,10 @@ class UpstreamResponse:
         self._body.pieces.clear()
 
     def __del__(self) -> None:
-        if not self._body.done and not self._connection.loop.is_closed():
-            self._connection.abort()
+        if not self._body.done:
+            # The garbage collector may run in any thread, and in the middle of anything.
+            with suppress(RuntimeError):  # the loop is closed, and its connections with it
+                self._connection.loop.call_soon_threadsafe(_give_up, self._body, self._connection)
 
 
 class Upstream:
@@ -273,6 +276,12 @@ class Upstream:
                 connection.abort()
         self._idle = [connection for connection in self._idle if not connection.closed]
         self._sweeper = loop.call_later(MAX_IDLE_SECONDS, self._sweep, loop) if self._idle else None
+
+
+def _give_up(body: Body, connection: Connection) -> None:
+    """Close the connection unless the response has come to its end: then it may already serve somebody else."""
+    if not body.done:
+        connection.abort()
 
 
 def _line(name: str, value: str) -> str:

@@ -7,6 +7,7 @@ import gc
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 import appliance.upstream as upstream_module
 from appliance._http1 import PAUSE_BYTES, READ_BYTES, Connection
-from appliance.upstream import Upstream, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from appliance.upstream import Upstream, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable, _give_up
 
 ON_BOTH_LOOPS = True
 
@@ -533,6 +534,49 @@ async def test_a_response_nobody_reads_lets_go_of_its_connection(bench: Bench) -
     gc.collect()
     await asyncio.wait_for(server.closed_by_client.wait(), 20)
     await until(lambda: not client._connections)
+
+
+async def test_a_response_that_another_thread_collects_is_closed_by_the_loop_s_own(bench: Bench, monkeypatch) -> None:
+    server, client = await bench.tcp(endless())
+    held = [await client.request("GET", "/")]
+    aborted_in: list[int] = []
+    abort = Connection.abort
+
+    def noted(connection: Connection) -> None:
+        aborted_in.append(threading.get_ident())
+        abort(connection)
+
+    monkeypatch.setattr(Connection, "abort", noted)
+    await asyncio.to_thread(held.clear)
+    await asyncio.wait_for(server.closed_by_client.wait(), 20)
+    assert aborted_in == [threading.get_ident()]
+
+
+async def test_a_response_that_ends_while_it_is_collected_leaves_its_connection_to_others(bench: Bench) -> None:
+    gate = asyncio.Event()
+
+    async def answer(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED)
+        await gate.wait()
+        writer.write(b"0\r\n\r\n")
+
+    _, client = await bench.tcp(answer)
+    response = await client.request("GET", "/")
+    body, connection = response._body, response._connection
+    gate.set()
+    await until(lambda: body.done)
+    _give_up(body, connection)
+    assert not connection.closed
+
+
+async def test_a_response_that_is_collected_after_its_loop_closes_quietly(bench: Bench) -> None:
+    _, client = await bench.tcp(endless())
+    response = await client.request("GET", "/")
+    loop = asyncio.new_event_loop()
+    loop.close()
+    response._connection.loop, own = loop, response._connection.loop
+    response.__del__()
+    response._connection.loop = own
 
 
 async def test_a_whole_response_nobody_reads_leaves_its_connection_to_others(bench: Bench) -> None:
