@@ -230,10 +230,10 @@ def endless_pdf(folder: Path, levels: int = 6, name: str = "endless.pdf") -> Pat
         kids = b" ".join([b"%d 0 R" % (level + 3)] * 10)
         objects.append(b"<< /Type /Pages /Kids [%s] /Count %d >>" % (kids, 10 ** (levels - level)))
     objects.append(b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] >>")
-    return raw(folder, _pdf(objects), name)
+    return raw(folder, pdf_of(objects), name)
 
 
-def _pdf(objects: Sequence[bytes]) -> bytes:
+def pdf_of(objects: Sequence[bytes]) -> bytes:
     out, offsets = bytearray(b"%PDF-1.4\n"), []
     for number, body in enumerate(objects, 1):
         offsets.append(len(out))
@@ -242,6 +242,41 @@ def _pdf(objects: Sequence[bytes]) -> bytes:
     out += b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
     out += b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     return bytes(out + b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (len(objects) + 1, start))
+
+
+def long_table_pdf(folder: Path, captions: Sequence[str], name: str = "long.pdf") -> Path:
+    """A page for each caption, with it on the first line and below it a ruled table; the first has the head."""
+    from reportlab.lib.styles import getSampleStyleSheet
+    from reportlab.platypus import PageBreak, Paragraph, SimpleDocTemplate, Table
+
+    story: list[object] = []
+    for page, caption in enumerate(captions):
+        rows = [["Part", "Hours"]] * (page == 0) + [[f"Blade_{page}{row}", f"{row}00"] for row in range(3)]
+        table = Table(rows, colWidths=[100, 100], style=[("GRID", (0, 0), (-1, -1), 1, (0, 0, 0))])
+        story += [Paragraph(caption, getSampleStyleSheet()["Normal"])] * bool(caption) + [table, PageBreak()]
+    SimpleDocTemplate(str(folder / name)).build(story)
+    return folder / name
+
+
+def form_pdf(folder: Path, name: str = "form.pdf") -> Path:
+    """A form that is filled in, with fields of every kind."""
+    from reportlab.pdfgen.canvas import Canvas
+
+    canvas = Canvas(str(folder / name))
+    canvas.drawString(72, 800, "Application")
+    form = canvas.acroForm
+    form.textfield(name="surname", tooltip="Family name", value="Okonkwo", y=700)
+    form.textfield(name="empty", value="", y=660)
+    form.textfield(name="pin", value="4711", fieldFlags="password", y=620)
+    form.textfield(name="secret", value="unseen", annotationFlags="hidden", y=600)
+    form.textfield(name="address", value="Main St 1\nLeeds", fieldFlags="multiline", y=580)
+    form.checkbox(name="agree", tooltip="I agree", checked=True, y=540)
+    form.checkbox(name="letters", checked=False, y=500)
+    form.radio(name="size", value="large", selected=True, y=460)
+    form.radio(name="size", value="small", selected=False, y=460, x=172)
+    form.choice(name="colour", value="green", options=["red", "green"], y=420)
+    canvas.save()
+    return folder / name
 
 
 def zip_bomb(folder: Path, megabytes: int = 200, name: str = "bomb.docx") -> Path:
@@ -270,8 +305,10 @@ def pdf_bomb(folder: Path, megabytes: int = 300, name: str = "bomb.pdf") -> Path
     import zlib
 
     packer = zlib.compressobj(9)
-    line = b"BT /F1 12 Tf 72 700 Td (aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa) Tj ET\n" * 1000
-    packed = b"".join(packer.compress(line) for _ in range(megabytes * 2**20 // len(line))) + packer.flush()
+    lines = b"BT /F1 12 Tf 72 700 Td (aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa) Tj ET\n" * 1000
+    # A block that stands by itself (RFC 1951) can be had as often as wanted, without packing it each time.
+    first, block = (packer.compress(lines) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    packed = first + block * (megabytes * 2**20 // len(lines)) + packer.flush()
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
@@ -280,7 +317,7 @@ def pdf_bomb(folder: Path, megabytes: int = 300, name: str = "bomb.pdf") -> Path
         b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
         b"<< /Font << /F1 5 0 R >> >>",
     ]
-    return raw(folder, _pdf(objects), name)
+    return raw(folder, pdf_of(objects), name)
 
 
 def _png() -> bytes:

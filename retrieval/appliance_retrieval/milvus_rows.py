@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from appliance_retrieval.unit_vectors import unit_rows
 
 MAX_BYTES = 65_535
 """Milvus' limit for one VARCHAR value, in UTF-8 bytes."""
+_WORD = re.compile(r"\w+")
 OUTPUT = ["file_id", "position", "tenant", "text", "details"]
 """Columns that ``chunk_of`` needs."""
 
@@ -115,7 +117,9 @@ def query_text(query: str) -> str:
 
 
 def _joined(terms: Sequence[str]) -> str:
-    return " ".join(terms).encode()[:MAX_BYTES].decode(errors="ignore")
+    """Milvus' analyzer parts words at signs on letters, as vowels of Hindi are: words with any are put as digits."""
+    words = (term if _WORD.fullmatch(term) else term.encode().hex() for term in terms)
+    return " ".join(words).encode()[:MAX_BYTES].decode(errors="ignore")
 
 
 def chunk_of(row: Mapping[str, Any]) -> StoredChunk:

@@ -191,7 +191,7 @@ def test_a_query_of_thousands_of_words_is_searched(made: Catalogue) -> None:
     assert [hit.chunk.position for hit in hits] == [0]
 
 
-@pytest.mark.parametrize("text", ["straße", "ñandú", "日本語", "na\u0308ive", "a_b", "\U0001d400", "٣٤"])
+@pytest.mark.parametrize("text", ["straße", "ñandú", "日本語", "na\u0308ive", "a_b", "\U0001d401", "٣٤"])
 def test_words_of_every_alphabet_are_found(made: Catalogue, text: str) -> None:
     put(made, chunk(0, text), chunk(1, "other"))
     selection = made.select(Scope())

@@ -160,6 +160,28 @@ def test_html_becomes_markdown_without_scripts(tmp_path: Path) -> None:
     assert "secret_script" not in document.text
 
 
+def test_a_cell_over_several_rows_is_in_each_of_them_and_shifts_none(tmp_path: Path) -> None:
+    page = """<table><tr><th rowspan=2>Country</th><th colspan=2>Fee</th></tr><tr><th>Small</th><th>Large</th></tr>
+    <tr><td rowspan="2">Iceland</td><td>3</td><td rowspan=2>9</td></tr><tr><td>4</td></tr></table>"""
+    rows = ["| Country | Fee | |", "| --- | --- | --- |", "| Country | Small | Large |"]
+    assert parse(documents.text(tmp_path, page, "a.html")).text == "\n".join(
+        [*rows, "| Iceland | 3 | 9 |", "| Iceland | 4 | 9 |"]
+    )
+
+
+def test_C11_cells_that_claim_very_many_rows_are_taken_as_they_are(tmp_path: Path) -> None:
+    row = "<tr>" + "<td rowspan=65000>x</td>" * 1000 + "</tr>"
+    text = parse(documents.text(tmp_path, f"<table>{row}{'<tr><td>y</td></tr>' * 200}</table>", "a.html")).text
+    assert text.count("x") == 1000
+    assert text.count("y") == 200
+
+
+def test_a_table_without_a_marked_head_has_its_first_row_for_one(tmp_path: Path) -> None:
+    page = "<table><tbody><tr><td>Part</td><td>Hours</td></tr><tr><td>Blade</td><td>400</td></tr></tbody></table>"
+    expected = "| Part | Hours |\n| --- | --- |\n| Blade | 400 |"
+    assert parse(documents.text(tmp_path, page, "a.html")).text == expected
+
+
 def test_o18_an_html_page_names_its_own_charset(tmp_path: Path) -> None:
     page = '<html><head><meta charset="iso-8859-2"></head><body>Łódź</body></html>'
     assert parse(documents.text(tmp_path, page, "a.html", "iso-8859-2")).text == "Łódź"

@@ -271,6 +271,36 @@ def test_attachments_are_named_and_forwarded_messages_are_read(tmp_path: Path) -
     assert [note.split()[2] for note in document.notes] == ["out.pdf", "in.pdf"]
 
 
+def test_texts_around_an_attachment_are_all_read_and_an_alternative_once(tmp_path: Path) -> None:
+    message = mail(body="before the plan")
+    message.add_alternative("<p>the same as a page</p>", subtype="html")
+    message.add_attachment(b"x", maintype="application", subtype="pdf", filename="plan.pdf", disposition="inline")
+    message.add_attachment(b"x", maintype="image", subtype="png", filename="logo.png", disposition="inline")
+    message.add_attachment("behind the plan", disposition="inline")
+    document = parse_mail(tmp_path, message)
+    assert document.text.endswith("\n\nbefore the plan\n\nbehind the plan")
+    assert document.notes == ("the attachment plan.pdf is not read; upload it by itself",)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (b"Content-Type: text/plain; charset=x-made-up\n", "Jürgen".encode("cp1252")),
+        (b"Content-Type: text/plain; charset=us-ascii\n", "Jürgen".encode("cp1252")),
+        (b"Content-Type: text/plain; charset=utf-8\n", "Jürgen".encode("cp1252")),
+        (b"Content-Type: text/html; charset=utf-8\n", "<p>Jürgen</p>".encode("cp1252")),
+        (b"", "Jürgen".encode()),
+        (b"Content-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: base64\n", b"SsO8cmdlbg="),
+    ],
+)
+def test_o18_a_message_with_a_wrong_charset_or_none_is_read_by_what_its_bytes_say(
+    tmp_path: Path, headers: bytes, body: bytes
+) -> None:
+    document = parse_mail(tmp_path, b"Subject: Gr\xc3\xbc\xc3\x9fe\n" + headers + b"\n" + body)
+    assert document.text == "Subject: Grüße\n\nJürgen"
+    assert document.title == "Grüße"
+
+
 def test_C11_messages_nested_too_deep_or_of_too_many_parts_end(tmp_path: Path) -> None:
     message = mail("0", "deepest")
     for level in range(1, 15):
@@ -332,6 +362,26 @@ def test_a_ruled_table_of_a_pdf_is_markdown_among_the_text_around_it(tmp_path: P
     assert table == TABLE
     assert after == "After."
     assert text.count("Blade_A1") == 1
+
+
+@pytest.mark.parametrize("captions", [["", "", ""], ["Parts", "", ""], ["Manual, page 1", "Manual, page 2", ""]])
+def test_a_table_of_a_pdf_that_goes_on_has_its_head_on_each_page(tmp_path: Path, captions: list[str]) -> None:
+    text = parse(documents.long_table_pdf(tmp_path, captions)).text
+    for page in range(3):
+        assert f"| Part | Hours |\n| --- | --- |\n| Blade_{page}0 | 000 |\n| Blade_{page}1 | 100 |" in text
+    assert text.count("Blade_") == 9
+
+
+def test_a_table_of_a_pdf_under_a_caption_of_its_own_keeps_its_own_head(tmp_path: Path) -> None:
+    text = parse(documents.long_table_pdf(tmp_path, ["Parts", "Others"])).text
+    assert text.count("| Part | Hours |") == 1
+    assert "Others\n\n| Blade_10 | 000 |\n| --- | --- |" in text
+
+
+def test_what_is_filled_into_a_pdf_form_is_read_but_for_passwords_and_hidden_fields(tmp_path: Path) -> None:
+    text = parse(documents.form_pdf(tmp_path)).text
+    lines = ["Family name: Okonkwo", "address: Main St 1 Leeds", "I agree: Yes", "size: large", "colour: green"]
+    assert text == "Application\n\n" + "\n".join(lines)
 
 
 def test_tables_behind_the_limit_are_plain_text_and_a_note_says_so(tmp_path: Path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""PDF, page by page, by pdfium; ruled tables as Markdown, found by pdfplumber; bookmarks as headings."""
+"""PDF, page by page, by pdfium; ruled tables as Markdown, found by pdfplumber; forms; bookmarks as headings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from appliance.plugin import Document, Heading, InvalidFile, UnsupportedFile
 from appliance_retrieval.parsers.pdf_tables import Tables
+from appliance_retrieval.parsers.pdf_written import written
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument, PdfPage, PdfTextPage
@@ -35,8 +36,11 @@ def read(path: Path, media_type: str | None, recognise: Recognise | None = None)
             raise InvalidFile(f"the PDF says it has {len(document)} pages, over the limit of {MAX_PAGES}; split it")
         tables = Tables(path)
         open_.callback(tables.close)
-        pages = [_page_text(document, number, tables).strip() for number in range(len(document))]
+        document.init_forms()
+        found = [_page_texts(document, number, tables) for number in range(len(document))]
+        pages = [printed for printed, _ in found]
         recognised = _recognise(document, pages, recognise) if recognise else []
+        pages = ["\n\n".join(filter(None, both)) for both in zip(pages, (added for _, added in found), strict=True)]
         empty = [number for number, text in enumerate(pages, 1) if not text]
         if len(empty) == len(pages):
             raise InvalidFile(_NO_TEXT.format(count=len(pages), hint=_READ if recognise else _LIST))
@@ -67,11 +71,12 @@ def _open(path: Path) -> PdfDocument:
         raise InvalidFile("the file is no readable PDF, or damaged; save it again and upload it") from error
 
 
-def _page_text(document: PdfDocument, number: int, tables: Tables) -> str:
+def _page_texts(document: PdfDocument, number: int, tables: Tables) -> tuple[str, str]:
+    """What is printed on a page, and what is written onto it."""
     with ExitStack() as open_:
         page, text = _page(document, number, open_)
         pieces = [_tidy(piece) for piece in tables.around(page, text, number)] or [_tidy(text.get_text_bounded())]
-        return "\n\n".join(piece for piece in pieces if piece.strip())
+        return "\n\n".join(piece for piece in pieces if piece.strip()).strip(), written(document, page)
 
 
 def _page(document: PdfDocument, number: int, open_: ExitStack) -> tuple[PdfPage, PdfTextPage]:

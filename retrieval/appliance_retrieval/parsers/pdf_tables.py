@@ -9,20 +9,41 @@ import re
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfPage, PdfTextPage
 
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, upper, right and lower edge, in PDF's points from the lower left corner."""
+Row: TypeAlias = Sequence[str | None]
 MAX_PAGES = 300
 """Pages of a document that are searched for tables; what is in tables behind them is plain text."""
 MAX_DRAWN = 5_000
 """A page of more paths is a drawing."""
 _THIN = 3.0
 """Points: what is no thicker is a rule."""
+_ALIKE = 2
+"""Points: columns of the same place on two pages are no further apart."""
+_NUMBERS = re.compile(r"\d+")
 _PIPE = re.compile(r"\s*\|\s*")
+
+
+class _Table(NamedTuple):
+    box: Box
+    columns: Sequence[int]
+    """Where columns begin and end, from the left."""
+    rows: Sequence[Row]
+
+
+class _Ending(NamedTuple):
+    """The last table of a page, below which there is no more than a line: it may go on on the next page."""
+
+    number: int
+    above: str
+    """What the page has above its first table."""
+    columns: Sequence[int]
+    head: Row
 
 
 class Tables:
@@ -32,6 +53,7 @@ class Tables:
         self._path = path
         self._pdf: Any = None
         self._searched = 0
+        self._ending: _Ending | None = None
         self.notes: tuple[str, ...] = ()
 
     def close(self) -> None:
@@ -49,34 +71,69 @@ class Tables:
         self._searched += 1
         width, height = page.get_size()
         pieces, top = [], height
-        for (left, upper, right, lower), table in self._find(number, height):
+        tables: list[_Table] = []
+        for table in self._find(number, height):
+            left, upper, right, lower = table.box
             if upper <= top:
                 sides = ((0, left), (right, width))
-                pieces.append(text.get_text_bounded(0, upper, width, top))
-                pieces += [text.get_text_bounded(start, lower, end, upper) for start, end in sides if end - start > 1]
-                pieces.append(table)
+                above = text.get_text_bounded(0, upper, width, top)
+                beside = [text.get_text_bounded(start, lower, end, upper) for start, end in sides if end - start > 1]
+                tables.append(table if tables else self._continued(table, number, above))
+                pieces += [above, *beside, _markdown(tables[-1].rows)]
                 top = lower
-        return [*pieces, text.get_text_bounded(0, 0, width, top)] if pieces else []
+        if not tables:
+            return []
+        below = text.get_text_bounded(0, 0, width, top)
+        self._ending = _ending(number, pieces[0], tables[-1], below)
+        return [*pieces, below]
 
-    def _find(self, number: int, height: float) -> list[tuple[Box, str]]:
-        """Boxes and tables, from the top."""
+    def _continued(self, table: _Table, number: int, above: str) -> _Table:
+        """A page's first table under the head of the one that it goes on with, if it does."""
+        ending = self._ending
+        goes_on = (
+            ending is not None
+            and ending.number == number - 1
+            and ending.above.startswith(_heading(above))
+            and len(ending.columns) == len(table.columns)
+            and all(abs(one - other) <= _ALIKE for one, other in zip(ending.columns, table.columns, strict=True))
+        )
+        if ending is None or not goes_on or list(map(_cell, table.rows[0])) == list(map(_cell, ending.head)):
+            return table
+        return table._replace(rows=[ending.head, *table.rows])
+
+    def _find(self, number: int, height: float) -> list[_Table]:
+        """Tables, from the top."""
         import pdfplumber
 
         try:
             if self._pdf is None:
                 self._pdf = pdfplumber.open(self._path)
             page = self._pdf.pages[number]
-            found = [(table.bbox, table.extract()) for table in page.find_tables()]
+            found = [(table.bbox, table.cells, table.extract()) for table in page.find_tables()]
             page.close()
         except MemoryError:
             raise
         except Exception:  # noqa: BLE001 - pdfminer raises anything on what pdfium takes; then there are no tables
             return []
         return [
-            ((left, height - upper, right, height - lower), _markdown(rows))
-            for (left, upper, right, lower), rows in sorted(found, key=lambda pair: pair[0][1])
+            _Table((left, height - upper, right, height - lower), _columns(cells), rows)
+            for (left, upper, right, lower), cells, rows in sorted(found, key=lambda table: table[0][1])
             if len(rows) > 1 and len(rows[0]) > 1
         ]
+
+
+def _columns(cells: Sequence[Box]) -> list[int]:
+    return sorted({round(edge) for left, _, right, _ in cells for edge in (left, right)})
+
+
+def _ending(number: int, above: str, table: _Table, below: str) -> _Ending | None:
+    """``None`` where text follows; a line may, as pages have their number there."""
+    return None if "\n" in below.strip() else _Ending(number, _heading(above), table.columns, table.rows[0])
+
+
+def _heading(above: str) -> str:
+    """What stands above a table, without the number that changes from page to page."""
+    return _NUMBERS.sub("", above).strip()
 
 
 def _is_plain(page: PdfPage) -> bool:
@@ -102,7 +159,7 @@ def _is_ruled(page: PdfPage) -> bool:
     return across >= 2 and upright >= 2 and across + upright >= 5
 
 
-def _markdown(rows: Sequence[Sequence[str | None]]) -> str:
+def _markdown(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
     return "\n".join([lines[0], f"|{' --- |' * len(rows[0])}", *lines[1:]])
 
