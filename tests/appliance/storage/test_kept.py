@@ -214,6 +214,15 @@ async def test_d6_a_tenant_over_a_quota_that_was_lowered_still_keeps_what_grows_
     assert await objects(database) == 2
 
 
+async def test_without_a_quota_nothing_is_counted_and_nobody_waits(database) -> None:
+    async with database.tenant("a") as session:
+        row = a_conversation()
+        session.add(row)
+        await quotas_of(database).confirm(session, size=True)
+        assert row in session.new, "it is not even written yet"
+    assert await objects(database) == 1
+
+
 async def test_r30_what_is_refused_at_the_end_leaves_nothing_of_its_transaction(database) -> None:
     with pytest.raises(QuotaExceeded):
         await keep_conversation(quotas_of(database, max_stored_objects=3), 3)
