@@ -228,6 +228,30 @@ def test_C11_a_zip_bomb_of_any_kind_is_refused(tmp_path: Path) -> None:
         parse(documents.epub(tmp_path, ["a" * 50 * 2**20]))
 
 
+def test_C11_entities_are_refused_in_a_part_of_any_name_and_pictures_may_have_a_document_type(tmp_path: Path) -> None:
+    drawing = (
+        b'<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "http://www.w3.org/Graphics/SVG/1.1/DTD/svg11.dtd"><svg/>'
+    )
+    path = documents.replace_part(documents.docx(tmp_path), "word/media/drawing.svg", drawing)
+    assert documents.PARAGRAPH in parse(path).text
+    for name in ("word/main.data", "word/media/image1.svg", "word/media/IMAGE", "main.html"):
+        for encoding in ("utf-8", "utf-16"):
+            declared = '<!DOCTYPE l [<!ENTITY a "ha">]><l>&a;</l>'.encode(encoding)
+            with pytest.raises(InvalidFile, match="declares XML entities"):
+                parse(documents.replace_part(documents.docx(tmp_path), name, declared))
+
+
+@pytest.mark.parametrize("last", [1_048_576, 10**12])
+def test_C11_a_sheet_that_says_it_is_huge_is_read_as_large_as_it_is(tmp_path: Path, last: int) -> None:
+    """As Excel says after somebody has formatted whole columns: filled up to that, it would take minutes."""
+    row = '<row r="{at}"><c r="A{at}" t="inlineStr"><is><t>value {at}</t></is></c></row>'
+    sheet = f"""<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">
+        <dimension ref="A1:XFD1048576"/><sheetData>{row.format(at=1)}{row.format(at=last)}</sheetData></worksheet>"""
+    path = documents.replace_part(documents.xlsx(tmp_path), "xl/worksheets/sheet1.xml", sheet.encode())
+    rows = ["| value 1 |", "| value 1048576 |"] if last == 1_048_576 else ["| value 1 |"]
+    assert parse(path).text.splitlines()[2:] == rows
+
+
 # -- e-mail ----------------------------------------------------------------------------------------------
 
 

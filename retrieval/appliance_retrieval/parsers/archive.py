@@ -19,13 +19,17 @@ _SMALL = 2**20
 _ENCRYPTED = 0x1
 _BLOCK = 2**20
 _ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OSError, zlib.error, lzma.LZMAError)
-_DECLARATIONS = tuple(
-    f"<!{word}".encode(encoding) for word in ("DOCTYPE", "ENTITY") for encoding in ("ascii", "utf-16-le", "utf-16-be")
-)
+_ENCODINGS = ("ascii", "utf-16-le", "utf-16-be")
+_ENTITIES = tuple("<!ENTITY".encode(encoding) for encoding in _ENCODINGS)
+_DECLARATIONS = (*_ENTITIES, *("<!DOCTYPE".encode(encoding) for encoding in _ENCODINGS))
+_XML = (".xml", ".rels", ".vml")
 
 
-def check(path: Path) -> None:
-    """Check sizes and XML of a docx, pptx or xlsx file.
+def check(path: Path, *, all_parts: bool = True) -> None:
+    """Check sizes and XML of a zip-based document.
+
+    What a part is, its name need not say: a document's main part may be called as a picture is. So all of them are
+    looked at, unless ``all_parts`` is off, for formats whose reader refuses document types itself.
 
     zipfile never unpacks more of an entry than its header declares, so declared sizes bound the real ones.
 
@@ -37,8 +41,10 @@ def check(path: Path) -> None:
             entries = archive.infolist()
             _check_sizes(entries, path.stat().st_size)
             for entry in entries:
-                if entry.filename.lower().endswith((".xml", ".rels", ".vml")):
-                    _check_xml(archive, entry)
+                if entry.filename.lower().endswith(_XML):
+                    _check_xml(archive, entry, _DECLARATIONS)
+                elif all_parts:  # pages and drawings among them may have a document type, as web pages do
+                    _check_xml(archive, entry, _ENTITIES)
     except _ZIP_ERRORS as error:
         raise InvalidFile(f"the document is damaged ({type(error).__name__}); save it again and upload it") from error
 
@@ -57,12 +63,12 @@ def _check_sizes(entries: list[zipfile.ZipInfo], packed: int) -> None:
         raise UnsupportedFile("the document is encrypted; remove its password and upload it again")
 
 
-def _check_xml(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+def _check_xml(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, refused: tuple[bytes, ...]) -> None:
     """Refuse document types: no Office program writes one, and they are the way to entities and outside files."""
     tail = b""
     with archive.open(entry) as file:
         while block := file.read(_BLOCK):
-            if any(word in tail + block for word in _DECLARATIONS):
+            if any(word in tail + block for word in refused):
                 raise InvalidFile(
                     f"{entry.filename[:80]} in the document declares XML entities, which is not allowed; save it again"
                 )

@@ -31,7 +31,7 @@ def read(path: Path, media_type: str | None) -> Document:
     Raises:
         InvalidFile: damaged, a zip bomb, or XML with entities. UnsupportedFile: copy-protected.
     """
-    check(path)
+    check(path, all_parts=False)
     try:
         with zipfile.ZipFile(path) as archive:
             root = _xml(archive, _CONTAINER).find(f".//{_CONTAINED}rootfile")

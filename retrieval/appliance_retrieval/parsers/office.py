@@ -16,6 +16,8 @@ from appliance_retrieval.parsers.html import MARKDOWN_OPTIONS, tidy
 if TYPE_CHECKING:
     from markitdown import DocumentConverter
 
+MAX_ROWS = 1_048_576
+"""Rows that Excel's sheets have; what is numbered beyond is not read."""
 _TITLE = "{http://purl.org/dc/elements/1.1/}title"
 _SLIDE_NUMBER = re.compile(r"<!-- Slide number: \d+ -->\n?")
 
@@ -72,7 +74,9 @@ def _sheets(path: Path) -> Iterator[str]:
     workbook = load_workbook(BytesIO(path.read_bytes()), read_only=True, data_only=True)
     try:
         for sheet in workbook.worksheets:
-            rows = "\n".join(_rows(sheet.iter_rows(values_only=True)))
+            # Else openpyxl fills each row, and each that is missing, to the size that the sheet says it has.
+            sheet.reset_dimensions()
+            rows = "\n".join(_rows(sheet.iter_rows(max_row=MAX_ROWS, values_only=True)))
             if rows:
                 yield f"## {sheet.title}\n\n{rows}"
     finally:
