@@ -50,6 +50,16 @@ def vectors(*rows: Sequence[float]) -> bytes:
     return array("f", [value for row in rows for value in row]).tobytes()
 
 
+SCRIPTS = (
+    ("浦东新区", "王芳住在上海市浦东新区。"),
+    ("제품", "온라인에서 제품을 구매"),
+    ("เอกสาร", "นี่คือเอกสารภาษาไทย"),
+    ("दस्तावेज़", "यह एक दस्तावेज़ है"),
+    ("re\u0301sume\u0301", "le résumé"),
+)
+"""Words, and texts that hold them, also without a space around the word or in another spelling (Unicode's NFC, NFD)."""
+
+
 def chunk(
     position: int,
     text: str = "text",

@@ -34,6 +34,7 @@ from appliance.testing.contracts.stored_chunks import (
     EVERYONE,
     FILTERS,
     READERS,
+    SCRIPTS,
     TENANTS,
     TRICKY,
     chunk,
@@ -150,6 +151,11 @@ class VectorStoreContract:
     async def test_text_search_takes_any_query(self, store: VectorStore, query: str) -> None:
         await _fill(store, chunk(0, "zebrafinch"))
         assert await store.search_text(COLLECTION, query, limit=5, scope=EVERYONE) == []
+
+    @pytest.mark.parametrize(("word", "text"), SCRIPTS)
+    async def test_text_search_finds_words_of_any_script(self, store: VectorStore, word: str, text: str) -> None:
+        await _fill(store, chunk(0, text), chunk(1, "other words"))
+        assert _ids(await store.search_text(COLLECTION, word, limit=5, scope=EVERYONE)) == ["file-a:0"]
 
     async def test_o22_no_chunk_of_a_deleted_file_is_found(self, store: VectorStore) -> None:
         await _fill(store, chunk(0, "zebrafinch"), chunk(1, "zebrafinch", file_id="file-b"))
