@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import documents
+import hostile_documents
+from canary_server import canary
 
 PROGRAM = """
 import asyncio, json, sys
@@ -21,23 +21,25 @@ calls = []
 def note(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request"):
         calls.append((event, str(arguments[-1] if event == "socket.connect" else arguments[0])))
+    elif event == "open" and str(arguments[0]).endswith(sys.argv[2]):
+        calls.append((event, str(arguments[0])))
 
 sys.addaudithook(note)
 
-from appliance.plugin import AppContext, Config, Scope, StoredChunk
+from appliance.plugin import AppContext, Config, InvalidFile, Scope, StoredChunk
 from appliance_retrieval import langchain, llamaindex
 from appliance_retrieval import parsers
 
 folder = Path(sys.argv[1])
-read, texts = [], []
+read, refused, texts = [], [], []
 for parser in parsers.appliance_parsers():
     for path in sorted(folder.glob("*.*")):
         if path.suffix in parser.suffixes:
             try:
                 texts.append(parser.parse(path, path.name, None).text)
                 read.append(path.name)
-            except Exception as error:
-                read.append(f"{path.name}: {type(error).__name__}")
+            except InvalidFile:
+                refused.append(path.name)
 
 async def stored():
     context = AppContext(config=Config(folder=sys.argv[1]), database=None)
@@ -46,60 +48,32 @@ async def stored():
     for store in (langchain.make_store(chain, context), llamaindex.make_store(index, context)):
         await store.start()
         await store.create("vs_1", 2)
-        chunk = StoredChunk(id="file-a:1:0", file_id="file-a", position=0, text="http://127.0.0.1:9/x")
+        chunk = StoredChunk(id="file-a:1:0", file_id="file-a", position=0, text=sys.argv[3])
         await store.upsert("vs_1", [chunk], array("f", [1.0, 0.0]).tobytes())
         assert await store.search_dense("vs_1", array("f", [1.0, 0.0]).tobytes(), limit=1, scope=Scope())
         await store.stop()
 
 asyncio.run(stored())
-print(json.dumps({"read": read, "calls": calls, "passwd": any("root:" in text for text in texts)}))
+secret = any("quetzalcoatlus" in text for text in texts)
+print(json.dumps({"read": read, "refused": refused, "calls": calls, "secret": secret}))
 """
-URL = "http://127.0.0.1:9/canary"
-HOSTILE = {
-    "page.html": f'<base href="{URL}/"><link rel="stylesheet" href="{URL}"><img src="{URL}"><p>The walrus sleeps.</p>',
-    "note.md": f"# Walrus\n\n![x]({URL})\n\n[x]: {URL}\n\nThe walrus sleeps.\n",
-    "feed.xml": f'<!DOCTYPE a SYSTEM "{URL}" [<!ENTITY x SYSTEM "{URL}">]><a>&x; The walrus sleeps.</a>',
-    "table.csv": f'a,b\n"=WEBSERVICE(""{URL}"")",{URL}\n',
-    "mail.eml": f"From: a@example.org\nSubject: x\nContent-Type: text/html\n\n<img src='{URL}'>The walrus sleeps.",
-    "notes.json": json.dumps([{"url": URL, "text": "The walrus sleeps.", "$ref": URL}]),
-}
-
-
-EXTERNAL = f"""<Relationship Id="rIdX" TargetMode="External" Target="{URL}"
-    Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/{{kind}}"/></Relationships>"""
-ENTITY = f'<!DOCTYPE x SYSTEM "{URL}" [<!ENTITY x SYSTEM "{URL}"><!ENTITY f SYSTEM "file:///etc/passwd">]>'
-
-
-def hostile_archives(folder: Path) -> None:
-    """Office documents and a book that name pictures, templates, links and entities elsewhere."""
-    parts = {
-        documents.docx(folder): ("word/_rels/document.xml.rels", "word/document.xml", "attachedTemplate"),
-        documents.pptx(folder): ("ppt/slides/_rels/slide1.xml.rels", "ppt/slides/slide1.xml", "image"),
-        documents.xlsx(folder): ("xl/_rels/workbook.xml.rels", "xl/worksheets/sheet1.xml", "externalLink"),
-    }
-    for path, (links, body, kind) in parts.items():
-        with zipfile.ZipFile(path) as archive:
-            linked, content = archive.read(links).decode(), archive.read(body).decode()
-        head, _, rest = content.partition("?>")
-        entities = path.with_stem(f"{path.stem}-entities")
-        shutil.copy(path, entities)
-        documents.replace_part(path, links, linked.replace("</Relationships>", EXTERNAL.format(kind=kind)).encode())
-        documents.replace_part(entities, body, f"{head}?>{ENTITY}{rest.replace('>', '>&x;&f;', 2)}".encode())
-    documents.epub(folder, [f'<img src="{URL}"/><link rel="stylesheet" href="{URL}"/><p>The walrus sleeps.</p>'])
-    documents.epub(folder, name="entities.epub", **{"META-INF__container.xml": ENTITY + "<x>&x;</x>"})
 
 
 def test_D3_no_document_and_no_store_of_a_class_makes_anything_call_out(tmp_path: Path) -> None:
-    for name, content in HOSTILE.items():
-        (tmp_path / name).write_text(content)
-    hostile_archives(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        capture_output=True, text=True, timeout=300, check=False, env={"PYTHONPATH": ":".join(filter(None, sys.path))},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    names = {"page.html", "note.md", "table.csv", "mail.eml", "manual.docx", "slides.pptx", "parts.xlsx", "book.epub"}
-    assert names <= set(found["read"])
-    assert found["calls"] == []
-    assert not found["passwd"], "an entity was expanded"
+    """Not even where nothing confines the parsers: a canary hears who calls, also from libraries in C."""
+    secret = documents.text(tmp_path, "quetzalcoatlus", "secret")
+    folder = tmp_path / "outward"
+    folder.mkdir()
+    with canary() as bird:
+        names = {path.name for path in hostile_documents.outward(folder, bird.url, secret)}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(folder), str(secret), bird.url], capture_output=True, text=True,
+            timeout=300, check=False, env={"PYTHONPATH": ":".join(filter(None, sys.path))},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert len(found["read"]) > 45
+        assert {*found["read"], *found["refused"]} == names - {"sheet.xsl"}
+        assert found["calls"] == []
+        assert bird.hits == []
+        assert not found["secret"], "an entity was expanded, or a file included"
