@@ -6,7 +6,7 @@ import msgspec
 from litestar import Response
 from msgspec import UNSET, UnsetType
 
-from appliance.errors import BadRequest
+from appliance.errors import BadRequest, NotFound
 from appliance.http.objects import (
     AttachFile,
     Deleted,
@@ -40,7 +40,7 @@ from appliance.http.vector_stores import (
 )
 from appliance.knowledge.augment import scope_of
 from appliance.knowledge.filters import Filter, parse_filter
-from appliance.storage import files, store_files
+from appliance.storage import searches, store_files
 from appliance.storage.tables import StoreFile
 from appliance.types import Passage, Search, StoredChunk
 from appliance.wire import decoder
@@ -117,16 +117,20 @@ async def detach_file(request: HttpRequest) -> Response[bytes]:
 async def store_file_content(request: HttpRequest) -> Response[bytes]:
     """``GET .../files/{file_id}/content``: the indexed text."""
     row = await _row(request)
-    async with tenant_session(request, write=False) as session:
-        upload = await files.get(session, row.file_id)
     chunks = await knowledge(request).content(row.store_id, row.file_id, scope_of(principal(request)))
+    # As searches do it: who may see the file in this store may, whatever another one that holds it says.
+    async with tenant_session(request, write=False) as session:
+        names = await searches.filenames(session, [row.store_id], [row.file_id])
+    filename = names.get((row.store_id, row.file_id))
+    if filename is None:
+        raise NotFound(f"vector store {row.store_id} holds no file {row.file_id!r} any more", param="file_id")
     call = search_call(request, Search(store_ids=(row.store_id,), queries=()))
-    passages = [_passage(chunk, row.store_id, upload.filename) for chunk in chunks]
+    passages = [_passage(chunk, row.store_id, filename) for chunk in chunks]
     shown = await runtime(request).pipeline.filters.passages(call, passages)
     return answer(
         FileContent(
             file_id=row.file_id,
-            filename=upload.filename,
+            filename=filename,
             attributes=row.attributes,
             data=[TextContent(text=passage.text) for passage in shown],
         )

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import BindParameter, bindparam, func, select
+from sqlalchemy import BindParameter, bindparam, func, or_, select
 
 from appliance.storage import stores
+from appliance.storage.ids import now
 from appliance.storage.tables import File, StoreFile, VectorStore
 from appliance.storage.tenancy import TenantSession, shared_with
 
 _STORE_IDS: BindParameter[str] = bindparam("store_ids", expanding=True)
 _FILE_IDS: BindParameter[str] = bindparam("file_ids", expanding=True)
 _READERS: BindParameter[str] = bindparam("readers", expanding=True)
+_NOW: BindParameter[int] = bindparam("now")
 _HIDDEN = (
     select(func.coalesce(func.sum(StoreFile.chunks), 0))
     .where(StoreFile.store_id == VectorStore.id, StoreFile.public.is_(False), ~shared_with(_READERS))
@@ -29,6 +31,7 @@ _NAMED = (
     .join(_FILES, _FILES.c.id == StoreFile.file_id)
     .where(StoreFile.status == "completed", StoreFile.removing.is_(False))
     .where(StoreFile.store_id.in_(_STORE_IDS), StoreFile.file_id.in_(_FILE_IDS))
+    .where(or_(_FILES.c.expires_at.is_(None), _FILES.c.expires_at > _NOW))
 )
 
 
@@ -48,6 +51,7 @@ async def searched(
 async def filenames(
     session: TenantSession, store_ids: Collection[str], file_ids: Collection[str]
 ) -> dict[tuple[str, str], str]:
-    """File names by store and file id; only of files that are whole and not being removed."""
-    found = await session.execute(_NAMED, {"store_ids": list(store_ids), "file_ids": list(file_ids)})
+    """File names by store and file id; only of files that are whole, have not expired and are not being removed."""
+    given = {"store_ids": list(store_ids), "file_ids": list(file_ids), "now": now()}
+    found = await session.execute(_NAMED, given)
     return {(store_id, file_id): name for store_id, file_id, name in found}

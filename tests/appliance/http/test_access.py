@@ -52,6 +52,20 @@ async def test_b16_a_file_is_seen_by_its_readers_alone_on_every_route(made) -> N
         assert (secret in cited) == (secret in files)
 
 
+async def test_b16_what_one_store_shows_is_read_there_whatever_another_store_says_of_the_file(made) -> None:
+    """Searches, lists and texts agree; the file by itself is for whom all its stores would show it."""
+    store, closed = await made.store(), await made.store()
+    file = await made.add(store)
+    await made.post("manager", f"/vector_stores/{closed}/files", file_id=file, access={"groups": ["hr"]})
+    await made.indexed(closed)
+    assert (await made.found("bob", store), await made.found("bob", closed)) == ([file], [])
+    assert file not in await made.listed("bob", "/files")
+    read = await made.clients["bob"].get(f"/vector_stores/{store}/files/{file}/content")
+    assert (read.status_code, read.json()["filename"]) == (200, "a.txt"), read.text
+    assert [part["text"] for part in read.json()["data"]] == ["zebrafinch"]
+    assert (await made.clients["bob"].get(f"/vector_stores/{closed}/files/{file}/content")).status_code == 404
+
+
 async def test_b16_what_one_may_not_see_is_as_unknown_as_what_never_was(made) -> None:
     store = await made.store()
     await made.add(store)

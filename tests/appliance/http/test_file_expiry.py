@@ -84,6 +84,23 @@ async def test_an_expired_file_is_swept_out_of_its_stores_the_database_and_the_d
         assert b.runtime.blobs.path(kept.id).exists()
 
 
+async def test_from_its_expiry_on_no_search_shows_a_file_and_no_store_its_text_though_it_lies_there_still(box) -> None:
+    async with box(config=RAG, scripted_embedder=ScriptedEmbedder()) as b:
+        made = await b.openai.files.create(file=("a.txt", b"zebrafinch"), purpose="assistants", expires_after=HOUR)
+        store = await b.openai.vector_stores.create(file_ids=[made.id])
+        content = f"/v1/vector_stores/{store.id}/files/{made.id}/content"
+
+        async def read() -> bool:
+            return (await b.client.get(content)).status_code == 200
+
+        await b.runtime.housekeeper.stop()
+        await eventually(read, 20)
+        assert (await b.openai.vector_stores.search(store.id, query="zebrafinch")).data != []
+        await expire(b, made.id)
+        assert (await b.openai.vector_stores.search(store.id, query="zebrafinch")).data == []
+        assert (await b.client.get(content)).status_code == 404
+
+
 async def test_one_file_that_cannot_be_removed_keeps_no_other(box, monkeypatch) -> None:
     async with box() as b:
         made = [
