@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from eventually import until
+from sqlalchemy import func, select
 
 from appliance.config import parse
 from appliance.context import AppContext
@@ -14,7 +15,7 @@ from appliance.storage import store_files
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.storage.ids import new_id, now, now_us
-from appliance.storage.tables import File, StoreFile, VectorStore
+from appliance.storage.tables import File, Job, StoreFile, VectorStore
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Passage, Scope, Search
 
@@ -123,3 +124,22 @@ async def stack(
         yield made
     finally:
         await made.stop()
+
+
+def long_text(words: int) -> str:
+    return " ".join(f"word{i}" for i in range(words))
+
+
+async def jobs_left(made: Stack) -> int:
+    async with made.database.session(write=False) as session:
+        return await session.scalar(select(func.count()).select_from(Job)) or 0
+
+
+async def all_indexed(made: Stack) -> bool:
+    """Whether no job is left."""
+    return await jobs_left(made) == 0
+
+
+async def embedding(made: Stack) -> bool:
+    """Whether an embedder that holds its calls from the fourth on holds one."""
+    return len(made.embedder.calls) > 4

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 from eventually import until
-from knowledge_kit import Stack, stack
+from knowledge_kit import Stack, all_indexed, jobs_left, stack
 from reindex_kit import TwoModels, new_model, old_model
-from sqlalchemy import func, select
 
 from appliance.knowledge.indexing import WRITE_CHUNKS
 from appliance.storage import kept as rows
 from appliance.storage import store_files
-from appliance.storage.tables import Job
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 
 QUOTA = "limits: {max_stored_chunks: 10}\nauth: {tenants: {default: {}, large: {max_stored_chunks: 1000}}}\n"
@@ -31,11 +29,6 @@ async def put(made: Stack, store: str, chunks: int, tenant: str = "default") -> 
 async def kept(made: Stack, tenant: str = "default") -> int:
     async with made.database.session(write=False) as session:
         return await rows.number(session, rows.CHUNKS, tenant)
-
-
-async def jobs_left(made: Stack) -> int:
-    async with made.database.session(write=False) as session:
-        return await session.scalar(select(func.count()).select_from(Job)) or 0
 
 
 async def test_D6_a_file_over_the_quota_of_chunks_fails_by_name_leaves_nothing_and_holds_nobody_up(tmp_path) -> None:
@@ -101,14 +94,10 @@ async def test_D6_a_file_that_is_cancelled_while_it_is_indexed_counts_no_more(tm
         async with made.database.tenant("default") as session:
             await store_files.cancel(session, store, [file])
         made.knowledge.wake()
-        await until(lambda: jobs_left_is_none(made))
+        await until(lambda: all_indexed(made))
         embedder.release()
         assert (await made.row(store, file)).status == "cancelled"
         assert await kept(made) == 0
-
-
-async def jobs_left_is_none(made: Stack) -> bool:
-    return await jobs_left(made) == 0
 
 
 async def test_D6_what_a_worker_held_when_it_ended_is_not_counted_against_the_file_itself(tmp_path) -> None:

@@ -1,17 +1,14 @@
 """Ingestion and removal against the real Milvus Lite."""
 
 import pytest
-from knowledge_kit import stack, until
+from eventually import until
+from knowledge_kit import long_text, stack
 
 from appliance.knowledge.filters import Comparison
 from appliance.testing.scripted_embedder import ScriptedEmbedder
 from appliance.types import Access, Scope, Search
 
 pytestmark = pytest.mark.slow
-
-
-def long_text(words: int) -> str:
-    return " ".join(f"word{i}" for i in range(words))
 
 
 async def test_o22_a_removed_file_stays_gone_over_a_restart(tmp_path) -> None:

@@ -13,6 +13,14 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
+def root(tmp_path):
+    """An empty folder for documents."""
+    made = tmp_path / "docs"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
 async def kit(tmp_path, monkeypatch):
     """A stack whose sources tests choose."""
     async with synced(tmp_path / "appliance", monkeypatch) as made:
