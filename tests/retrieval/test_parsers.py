@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 
 import documents
@@ -199,6 +200,24 @@ def test_docx_gives_headings_tables_and_title(tmp_path: Path) -> None:
     assert documents.PARAGRAPH in document.text
     assert "| Blade_A1 | 400 |" in document.text
     assert "base64" not in document.text
+
+
+def test_a_docx_table_has_its_first_row_for_a_head_and_a_merged_cell_in_each_row(tmp_path: Path) -> None:
+    from docx import Document as Word
+
+    word = Word()
+    table = word.add_table(rows=3, cols=2)
+    for row, texts in enumerate((("Part", "Hours"), ("Blade", "400"), ("", "800"))):
+        for column, text in enumerate(texts):
+            table.cell(row, column).text = text
+    table.cell(1, 0).merge(table.cell(2, 0))
+    word.save(str(tmp_path / "a.docx"))
+    assert parse(tmp_path / "a.docx").text == "| Part | Hours |\n| --- | --- |\n| Blade | 400 |\n| Blade | 800 |"
+
+
+def test_a_date_of_a_sheet_has_no_midnight(tmp_path: Path) -> None:
+    day, moment = datetime(1990, 5, 17), datetime(1990, 5, 17, 8, 30)
+    assert parse(documents.xlsx(tmp_path, [[day, moment]])).text.endswith("| 1990-05-17 | 1990-05-17 08:30:00 |")
 
 
 def test_pptx_gives_slides_and_speaker_notes(tmp_path: Path) -> None:

@@ -36,7 +36,12 @@ _READERS: dict[Kind, Callable[[Path, str | None], Document]] = {
 _LIBRARIES: dict[Kind, tuple[str, ...]] = {
     "html": ("markitdown.converters",),
     "pdf": ("pypdfium2", "pdfplumber"),
-    "docx": ("markitdown.converters", "mammoth", "defusedxml.ElementTree"),
+    "docx": (
+        "markitdown.converters",
+        "markitdown.converter_utils.docx.pre_process",
+        "mammoth",
+        "defusedxml.ElementTree",
+    ),
     "pptx": ("markitdown.converters", "pptx", "defusedxml.ElementTree"),
     "xlsx": ("openpyxl", "defusedxml.ElementTree"),
     "epub": ("markitdown.converters", "defusedxml.ElementTree"),
