@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from eventually import until
 from knowledge_kit import Stack
@@ -19,6 +20,7 @@ from appliance.protocols import EmbedderFactory, VectorStore, VectorStoreFactory
 from appliance.storage.blobs import BlobStore
 from appliance.storage.database import Database
 from appliance.testing.scripted_embedder import ScriptedEmbedder
+from appliance.types import Scope, Search
 
 DAY = 86_400
 YAML = """
@@ -50,6 +52,10 @@ class Parts:
     @hookimpl
     def appliance_vector_stores(self) -> Mapping[str, VectorStoreFactory]:
         return {name: lambda context, made=made: made for name, made in self._stores.items()}
+
+
+parts = Parts({"old": old_model(), "new": new_model()}, {})
+"""For the configuration of a worker process, which loads plugins by name."""
 
 
 class TwoModels(Stack):
@@ -120,3 +126,31 @@ async def two_models(
         yield made
     finally:
         await made.stop()
+
+
+async def filled(made: TwoModels, texts: int = 3) -> tuple[str, list[str]]:
+    """A store with files, each of which is of several chunks."""
+    store = await made.make_store()
+    return store, [await made.add(store, f"zebrafinch{i} " + "sings at dawn " * 60) for i in range(texts)]
+
+
+async def held(made: TwoModels, model: str, calls: int = 0) -> None:
+    """Wait until a call of a model is held, which ``calls`` more come before."""
+    embedder = made.embedders[model]
+    await until(lambda: embedder.hold_from is not None and len(embedder.calls) > embedder.hold_from + calls)
+
+
+def hold(made: TwoModels, model: str, after: int = 0) -> None:
+    """Let a model's calls wait, but for so many; empty ``hold_from`` lets them go."""
+    embedder = made.embedders[model]
+    embedder.hold_from = len(embedder.calls) + after
+
+
+async def found(made: TwoModels, store: str, query: str, **scope: Any) -> set[str]:
+    """Ids of the files of which a search finds something."""
+    hits = await made.knowledge.search(Search(store_ids=(store,), queries=(query,), limit=50), Scope(**scope))
+    return {hit.file_id for hit in hits.passages}
+
+
+async def collections(made: TwoModels) -> list[str]:
+    return sorted(await made.backend.collections())
