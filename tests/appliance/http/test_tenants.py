@@ -4,52 +4,22 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
-from eventually import eventually
-from inline import Everything, Keys, provides
-from loopback import http_client
 from sqlalchemy import select
 from statements import noted
+from tenants_kit import CALLERS, World, chat, two_tenants
 
 from appliance.http import openapi
 from appliance.http.routes import TABLE, Entry
-from appliance.plugin import Principal
 from appliance.storage.tables import Base, File, Tenanted
-from appliance.testing import Emit, ScriptedPlugin, make_app, serving
-from appliance.testing.scripted_embedder import ScriptedEmbedder
 
-CONFIG = {
-    "plugins": ["memory", "documents", "tokens"],
-    "models": [
-        {"name": "m", "engine": "scripted"},
-        {"name": "handbook-chat", "alias_of": "m", "vector_stores": ["handbook"]},
-        {"name": "hendbook-chat", "alias_of": "m", "vector_stores": ["hendbook"]},
-        {"name": "secret", "engine": "scripted"},
-        {"name": "words", "embedder": "scripted_embedder"},
-    ],
-    "retrieval": {"vector_store": "memory", "chunk_size": 120, "chunk_overlap": 20},
-    "auth": {
-        "tenants": {
-            "b": {"models": ["m", "handbook-chat", "hendbook-chat", "words"]},
-            "c": {"stores": ["handbook"]},
-        }
-    },
-}
-CALLERS = {
-    "a": Principal(id="alice", tenant="a"),
-    "b": Principal(id="bob", tenant="b"),
-    "limited": Principal(id="lee", tenant="a", stores=frozenset({"handbook"})),
-    "c": Principal(id="carol", tenant="c"),
-}
 REQUIRED = {
     "model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "query": "zebrafinch",
     "file_id": "own", "items": [{"role": "user", "content": "hi"}],
@@ -74,85 +44,12 @@ NO_OBJECT = {"model_id"}
 """Path parameters that name nothing of a tenant's."""
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-shared = pytest_asyncio.fixture(scope="module", loop_scope="module")
 
 
-@dataclass
-class World:
-    """A served app, a client for each caller, and the ids of what a tenant has, by path parameter."""
-
-    app: Any
-    clients: Mapping[str, httpx.AsyncClient]
-    foreign: dict[str, str]
-    own: dict[str, str]
-    private: dict[str, str]
-
-    def unknown(self, like: str) -> str:
-        """An id of the same form that never existed."""
-        prefix, mark, rest = re.fullmatch(r"([a-z]+)([_-])(.+)", like).groups()  # type: ignore[union-attr]
-        return f"{prefix}{mark}{'x' * len(rest)}"
-
-
-async def fill(client: httpx.AsyncClient, name: str) -> dict[str, str]:
-    """A store of that name, and one of everything else that ids name; ids by path parameter."""
-
-    async def made(path: str, **request: Any) -> str:
-        answer = await client.post(path, **request)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["id"])
-
-    async def reached(path: str, status: str) -> bool:
-        return bool((await client.get(path)).json()["status"] == status)
-
-    file = await made("/v1/files", files={"file": ("a.txt", b"zebrafinch")}, data={"purpose": "assistants"})
-    store = await made("/v1/vector_stores", json={"name": name})
-    batch = await made(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": [file]})
-    conversation = await made("/v1/conversations", json={"items": [{"role": "user", "content": "hi"}]})
-    items = (await client.get(f"/v1/conversations/{conversation}/items")).json()["data"]
-    upload = {"filename": "u.txt", "bytes": 4, "mime_type": "text/plain", "purpose": "assistants"}
-    upload_id = await made("/v1/uploads", json=upload)
-    await eventually(lambda: reached(f"/v1/vector_stores/{store}", "completed"), 20)
-    ids = {
-        "vector_store_id": store,
-        "file_id": file,
-        "batch_id": batch,
-        "response_id": await made("/v1/responses", json={"model": "m", "input": "hi"}),
-        "completion_id": await made("/v1/chat/completions", json={**chat(), "store": True}),
-        "conversation_id": conversation,
-        "item_id": items[0]["id"],
-        "upload_id": upload_id,
-        "part_id": await made(f"/v1/uploads/{upload_id}/parts", files={"data": b"data"}),
-    }
-    if any(entry.path == "/v1/batches" for entry in TABLE):
-        ids["job_id"] = await start_batch(client, made)
-        await eventually(lambda: reached(f"/v1/batches/{ids['job_id']}", "completed"), 20)
-    return ids
-
-
-async def start_batch(client: httpx.AsyncClient, made: Callable[..., Awaitable[str]]) -> str:
-    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": chat()}
-    form = {"files": {"file": ("b.jsonl", json.dumps(line).encode())}, "data": {"purpose": "batch"}}
-    wanted = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    return await made("/v1/batches", json={"input_file_id": await made("/v1/files", **form), **wanted})
-
-
-@shared
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(tmp_path_factory):
-    plugins = {
-        "scripted": ScriptedPlugin([Emit("hello")]),
-        "scripted_embedder": ScriptedEmbedder(),
-        "keys": provides(authenticators=[Keys(CALLERS)], authorizers=[Everything()]),
-    }
-    app = make_app(CONFIG, plugins, folder=tmp_path_factory.mktemp("tenants"))
-    async with serving(app) as url:
-        clients = {
-            name: http_client(base_url=url, timeout=30, headers={"authorization": f"Bearer {name}"}) for name in CALLERS
-        }
-        handbook, own = await fill(clients["a"], "handbook"), await fill(clients["b"], "of b")
-        private = await fill(clients["a"], "private")
-        yield World(app, clients, handbook, own, private)
-        for client in clients.values():
-            await client.aclose()
+    async with two_tenants(tmp_path_factory.mktemp("tenants")) as made:
+        yield made
 
 
 # -- what there is to cross, taken from the route table ----------------------------------------------------
@@ -377,98 +274,6 @@ async def test_o38_lists_and_counts_hold_what_is_ones_own(world) -> None:
             own = set(await session.scalars(select(File.id).where(File.tenant == CALLERS[caller].tenant)))
         out_of_reach = {world.private["file_id"]} if caller == "limited" else set()
         assert {file["id"] for file in files} == own - out_of_reach
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": [{"role": "user", "content": "zebrafinch"}]} | fields
-
-
-def searching(*names: str) -> dict[str, Any]:
-    return chat(tools=[{"type": "file_search", "vector_store_ids": list(names)}])
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_o38_a_chat_searches_no_store_of_another_tenant(world, stream) -> None:
-    store, private = world.foreign["vector_store_id"], world.private["vector_store_id"]
-    for caller, names, unknown in (
-        ("b", [store], [world.unknown(store)]),
-        ("b", [world.own["vector_store_id"], store], [world.own["vector_store_id"], world.unknown(store)]),
-        ("b", ["handbook"], ["hendbook"]),
-        ("limited", [private], [world.unknown(private)]),
-        ("limited", ["private"], ["privete"]),
-        ("c", [store], [world.unknown(store)]),
-    ):
-        answers = [
-            await world.clients[caller].post("/v1/chat/completions", json=searching(*n) | {"stream": stream})
-            for n in (names, unknown)
-        ]
-        assert [answer.status_code for answer in answers] == [404, 404]
-        assert answers[0].text.replace(names[-1], unknown[-1]) == answers[1].text
-    for caller in ("a", "limited"):
-        for name in (store, "handbook"):
-            answer = await world.clients[caller].post("/v1/chat/completions", json=searching(name))
-            assert answer.status_code == 200, answer.text
-
-
-async def test_o38_stores_bound_to_a_model_are_looked_for_in_the_callers_tenant(world) -> None:
-    names = ("handbook-chat", "hendbook-chat")
-    answers = [await world.clients["b"].post("/v1/chat/completions", json=chat(model=name)) for name in names]
-    assert [answer.status_code for answer in answers] == [404, 404]
-    assert answers[0].text.replace("handbook", "hendbook") == answers[1].text
-    for caller in ("a", "limited"):
-        found = await world.clients[caller].post("/v1/chat/completions", json=chat(model="handbook-chat"))
-        assert found.status_code == 200
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-async def test_o38_no_other_form_of_chat_searches_a_store_of_another_tenant(world, path, stream) -> None:
-    store = world.foreign["vector_store_id"]
-    asked = {"model": "m", "stream": stream} | ({"input": "hi"} if "responses" in path else chat(max_tokens=5))
-    for caller, status in (("b", 404), ("a", 200)):
-        answers = [
-            await world.clients[caller].post(path, json=asked | {"tools": searching(name)["tools"]})
-            for name in (store, world.unknown(store))
-        ]
-        assert [answer.status_code for answer in answers] == [status, 404], answers[0].text
-        if caller == "b":
-            assert answers[0].text.replace(store, world.unknown(store)) == answers[1].text
-
-
-async def test_o38_no_line_of_a_batch_searches_a_store_of_another_tenant(world) -> None:
-    store, client = world.foreign["vector_store_id"], world.clients["b"]
-    names = {"theirs": store, "never": world.unknown(store), "own": world.own["vector_store_id"]}
-    line = {"method": "POST", "url": "/v1/chat/completions"}
-    lines = [json.dumps(line | {"custom_id": key, "body": searching(name)}) for key, name in names.items()]
-    form = {"files": {"file": ("b.jsonl", "\n".join(lines).encode())}, "data": {"purpose": "batch"}}
-    file = (await client.post("/v1/files", **form)).json()["id"]
-    wanted = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    batch = (await client.post("/v1/batches", json=wanted)).json()["id"]
-
-    async def ended() -> dict[str, Any] | None:
-        found = (await client.get(f"/v1/batches/{batch}")).json()
-        return found if found["status"] == "completed" else None
-
-    done = await eventually(ended, 20)
-    told: dict[str, Any] = {}
-    for name in (done["output_file_id"], done["error_file_id"]):
-        for text in (await client.get(f"/v1/files/{name}/content")).text.splitlines():
-            told[json.loads(text)["custom_id"]] = json.loads(text)["response"]
-    assert {key: answer["status_code"] for key, answer in told.items()} == {"theirs": 404, "never": 404, "own": 200}
-    shown = json.dumps(told["theirs"]["body"]).replace(store, world.unknown(store))
-    assert shown == json.dumps(told["never"]["body"])
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_o38_a_response_refers_to_no_item_of_another_tenant(world, stream) -> None:
-    item = world.foreign["item_id"]
-    for fields in ({}, {"conversation": world.own["conversation_id"]}):
-        answers = []
-        for name in (item, world.unknown(item)):
-            asked = {"model": "m", "input": [{"type": "item_reference", "id": name}], "stream": stream}
-            answers.append(await world.clients["b"].post("/v1/responses", json=asked | fields))
-        assert [answer.status_code for answer in answers] == [404, 404], answers[0].text
-        assert answers[0].text.replace(item, world.unknown(item)) == answers[1].text
 
 
 WRITES = [entry for entry in TABLE if entry.body is not None]
