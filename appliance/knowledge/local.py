@@ -258,15 +258,20 @@ class LocalKnowledge:
         self._sources = Sources(self._context.config, database, indexer.blobs, self._ingestor.changes)
         self._held.push_async_callback(self._sources.stop)
         self._sources.start()
-        async with database.session(write=False) as session:
-            if number := await placing.count_elsewhere(session, name):
-                log.warning(
-                    "the vectors of %s are not in %s; see appliance stores status, and set "
-                    "retrieval.vector_store back or run appliance stores reconcile --repair",
-                    counted(number, "store"),
-                    name,
-                )
-        if number := await self._reindexer.unserved():
+        await self._warn_of_stores(self._backend.name, self._reindexer)
+
+    async def _warn_of_stores(self, backend: str, reindexer: Reindexer) -> None:
+        """Tell the log of stores that cannot be searched as things are configured."""
+        async with self._context.database.session(write=False) as session:
+            number = await placing.count_elsewhere(session, backend)
+        if number:
+            log.warning(
+                "the vectors of %s are not in %s; see appliance stores status, and set "
+                "retrieval.vector_store back or run appliance stores reconcile --repair",
+                counted(number, "store"),
+                backend,
+            )
+        if number := await reindexer.unserved():
             log.warning(
                 "the vectors of %s are of models that are not configured; see appliance stores status",
                 counted(number, "store"),

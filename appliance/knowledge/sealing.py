@@ -18,6 +18,8 @@ from appliance.knowledge.indexing import Written, uninterrupted
 from appliance.protocols import VectorStore
 from appliance.storage import jobs, reindexes, store_files
 from appliance.storage.database import Database
+from appliance.storage.jobs import Work
+from appliance.storage.tables import StoreFile
 
 log = logging.getLogger("appliance.ingest")
 GROUP_FILES = 16
@@ -138,15 +140,7 @@ class Sealer:
             for written in group:
                 # Locked: a change of readers that the chunks do not have yet must not come between look and report.
                 row = await store_files.find(session, *written.work.key, lock=True)
-                if row is None or row.version != written.work.version or row.removing:
-                    continue
-                if written.work.is_rebuild:
-                    if row.status != "completed" or not await reindexes.wanted(session, written.work):
-                        continue
-                elif row.status == "completed":
-                    continue  # an earlier try of this group went through
-                elif row.status == "cancelled":
-                    await jobs.put_back(session, written.work, delay=0, counted=False)  # to be cleaned up
+                if row is None or not await _still_wanted(session, written.work, row):
                     continue
                 if (row.attributes, row.readers) != (written.attributes, written.readers):
                     written.attributes, written.readers = row.attributes, row.readers
@@ -154,6 +148,18 @@ class Sealer:
                 else:
                     await _report(session, written)
         return stale
+
+
+async def _still_wanted(session: AsyncSession, work: Work, row: StoreFile) -> bool:
+    """Whether what was written for this row is still wanted; of a cancelled file the job is put back, to clean up."""
+    if row.version != work.version or row.removing:
+        return False
+    if work.is_rebuild:
+        return row.status == "completed" and await reindexes.wanted(session, work)
+    if row.status == "cancelled":
+        await jobs.put_back(session, work, delay=0, counted=False)
+        return False
+    return row.status != "completed"  # else an earlier try of this group went through
 
 
 async def _report(session: AsyncSession, written: Written) -> None:
