@@ -203,13 +203,14 @@ class PineconeIndex:
 
     async def seal(self, collection: str) -> None:
         """Wait until the last write is searched. Raises RetrievalUnavailable when it takes too long."""
-        target = self._written.pop(collection, None)
+        target = self._written.get(collection)
         deadline = time.monotonic() + self._settings.seal_timeout
         while target is not None and not await self._searches(collection, target):
             if time.monotonic() > deadline:
-                self._written.setdefault(collection, target)
                 raise RetrievalUnavailable("Pinecone has not taken in what was written; try again later")
             await asyncio.sleep(_PAUSE)
+        if self._written.get(collection) == target:  # else something was written meanwhile
+            self._written.pop(collection, None)
 
     async def _searches(self, collection: str, target: int) -> bool:
         """Whether searches see that write. A server that numbers none is taken to."""

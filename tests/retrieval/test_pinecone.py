@@ -141,6 +141,36 @@ async def test_what_is_not_searched_in_time_is_retrieval_unavailable_and_waited_
     await store.stop()
 
 
+async def test_a_seal_that_failed_or_was_cancelled_has_not_used_up_what_the_next_one_waits_for(
+    tmp_path: Path, url: str, standin: PineconeStandIn
+) -> None:
+    store = store_at(tmp_path, url, seal_timeout=0.01)
+    await store.start()
+    standin.delayed = True
+    await fill(store)
+    standin.failing = 500
+    with pytest.raises(RetrievalUnavailable, match="answered 500"):
+        await store.seal("vs_1")
+    standin.failing = None
+    with pytest.raises(RetrievalUnavailable, match="has not taken in"):
+        await store.seal("vs_1")
+    await store.stop()
+
+    patient = store_at(tmp_path, url)
+    await patient.start()
+    await fill(patient)
+    standin.asked_while_behind.clear()
+    given_up, waiting = (asyncio.create_task(patient.seal("vs_1")) for _ in range(2))
+    await asyncio.wait_for(standin.asked_while_behind.wait(), 10)
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.5)
+    standin.reconcile()
+    await asyncio.wait_for(waiting, 10)
+    await patient.stop()
+
+
 async def test_large_writes_and_deletions_stay_within_the_limits_of_a_request(
     tmp_path: Path, url: str, standin: PineconeStandIn
 ) -> None:
