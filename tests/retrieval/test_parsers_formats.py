@@ -241,6 +241,34 @@ def test_C11_entities_are_refused_in_a_part_of_any_name_and_pictures_may_have_a_
                 parse(documents.replace_part(documents.docx(tmp_path), name, declared))
 
 
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [
+        ("utf-32-le", "UTF-32"),
+        ("utf-32-be", "UCS-4"),
+        ("utf-32", "UTF-32"),
+        ("utf-7", "utf-7"),
+        ("cp037", "IBM037"),
+        ("ascii", " " * 2**21 + "UTF-7"),
+    ],
+)
+def test_C11_xml_in_an_encoding_that_hides_entities_is_refused(tmp_path: Path, encoding: str, named: str) -> None:
+    """libxml2 reads most of them, entities and all."""
+    data = f'<?xml version="1.0" encoding="{named}"?><!DOCTYPE l [<!ENTITY a "ha">]><l>&a;</l>'.encode(encoding)
+    data = data.replace(b"<!", b"+ADwAIQ-")  # as UTF-7 may write it
+    path = documents.replace_part(documents.docx(tmp_path), "word/document.xml", data)
+    with pytest.raises(InvalidFile, match="another encoding than UTF-8 and UTF-16"):
+        parse(path)
+
+
+@pytest.mark.parametrize(
+    "head", ["", '<?xml version="1.0"?>', "<?xml version='1.0' encoding = 'Windows-1252' standalone='yes'?>"]
+)
+def test_C11_xml_in_an_ordinary_encoding_is_read(tmp_path: Path, head: str) -> None:
+    path = documents.replace_part(documents.docx(tmp_path), "docProps/custom.xml", f"{head}<a>text</a>".encode())
+    assert documents.PARAGRAPH in parse(path).text
+
+
 @pytest.mark.parametrize("last", [1_048_576, 10**12])
 def test_C11_a_sheet_that_says_it_is_huge_is_read_as_large_as_it_is(tmp_path: Path, last: int) -> None:
     """As Excel says after somebody has formatted whole columns: filled up to that, it would take minutes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -22,6 +23,11 @@ _ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OS
 _ENCODINGS = ("ascii", "utf-16-le", "utf-16-be")
 _ENTITIES = tuple("<!ENTITY".encode(encoding) for encoding in _ENCODINGS)
 _DECLARATIONS = (*_ENTITIES, *("<!DOCTYPE".encode(encoding) for encoding in _ENCODINGS))
+_FOREIGN = re.compile(rb"\0\0\xfe\xff|\xff\xfe\0\0|\0\0\0<\0\0\0|<\0\0\0.\0\0\0|\x4c\x6f\xa7\x94", re.DOTALL)
+"""How UTF-32 and EBCDIC begin (XML 1.0, appendix F.1)."""
+_DECLARED = re.compile(rb"""(?:\xef\xbb\xbf)?<\?xml(?:[^>]*?\sencoding\s*=\s*["']([^"'>]*)|[^>]*\Z)""")
+_READABLE = re.compile(rb"utf-?8|utf-?16(?:[bl]e)?|(?:us-)?ascii|iso-8859-\d+|windows-125\d", re.IGNORECASE)
+"""Encodings in which a declaration has the bytes above. In others, as UTF-7, it may look like anything."""
 _XML = (".xml", ".rels", ".vml")
 
 
@@ -68,8 +74,20 @@ def _check_xml(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, refused: tuple[
     tail = b""
     with archive.open(entry) as file:
         while block := file.read(_BLOCK):
-            if any(word in tail + block for word in refused):
+            if not tail:
+                _check_encoding(entry, block)
+            window = tail + block
+            if any(word in window for word in refused):
                 raise InvalidFile(
                     f"{entry.filename[:80]} in the document declares XML entities, which is not allowed; save it again"
                 )
             tail = block[-32:]
+
+
+def _check_encoding(entry: zipfile.ZipInfo, head: bytes) -> None:
+    """Refuse XML that hides a document type: Office's is UTF-8 or UTF-16 alone (ECMA-376-2, requirement M1.17)."""
+    declared = _DECLARED.match(head)
+    if _FOREIGN.match(head) or (declared and not _READABLE.fullmatch(declared[1] or b"")):
+        raise InvalidFile(
+            f"{entry.filename[:80]} in the document is XML in another encoding than UTF-8 and UTF-16; save it again"
+        )
