@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -51,6 +52,14 @@ class TakesOperators(InMemoryVectorStore):
         return super().similarity_search_by_vector(
             embedding, k, filter=lambda found: all(found.metadata[field] in term["$in"] for field, term in terms)
         )
+
+
+class EmbedsElsewhere(InMemoryVectorStore):
+    """Embeds in a thread of its own, where nobody hands it vectors."""
+
+    def add_documents(self, *args: Any, **kwargs: Any) -> Any:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(super().add_documents, *args, **kwargs).result()
 
 
 class IgnoresFilters(InMemoryVectorStore):

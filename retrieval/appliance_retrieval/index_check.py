@@ -29,7 +29,8 @@ async def check_index(index: VectorIndex, dimensions: int) -> bool:
     """Whether writing a key again replaces what was there.
 
     Raises:
-        StartError: a query finds what is not under its labels, or not what is, or what was removed.
+        StartError: a query finds what is not under its labels, or not what is, or what was removed; or another vector
+            than the nearest comes first.
     """
     await index.open(CHECK_COLLECTION, dimensions)
     run = uuid4().hex  # labels of a check that was killed are not met again
@@ -38,6 +39,7 @@ async def check_index(index: VectorIndex, dimensions: int) -> bool:
     try:
         await index.add(CHECK_COLLECTION, written)
         await _check_labels(index, near, far)
+        await _check_order(index, near, far)
         replaces = await _replaces(index, near, far)
     finally:
         await index.remove(CHECK_COLLECTION, [entry.key for entry in written])
@@ -64,6 +66,18 @@ async def _check_labels(index: VectorIndex, near: Entry, far: Entry) -> None:
             raise StartError(
                 "the vector store does not heed the filter of a query, so that documents would be shown to others;"
                 " this class cannot be used, or not with these settings"
+            )
+
+
+async def _check_order(index: VectorIndex, near: Entry, far: Entry) -> None:
+    """A class that makes vectors itself, or keeps them otherwise than they were given, would find anything."""
+    run = near.access[:-1]
+    for like in (near, far):
+        selection = Selection((f"{run}a", f"{run}b"), None)
+        if list(await index.nearest(CHECK_COLLECTION, like.vector, 1, selection)) != [like.key]:
+            raise StartError(
+                "the vector store does not find the nearest vector first; this class cannot be used, or not with these"
+                " settings"
             )
 
 

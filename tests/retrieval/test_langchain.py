@@ -107,6 +107,12 @@ async def test_b5_a_class_that_heeds_one_term_of_two_stops_the_start(tmp_path: P
         await store.start()
 
 
+async def test_a_class_that_keeps_other_vectors_than_it_is_handed_stops_the_start(tmp_path: Path) -> None:
+    store = store_at(tmp_path, {"class": "class_stores.EmbedsElsewhere", "filter": "function"})
+    with pytest.raises(StartError, match="does not find the nearest vector first"):
+        await store.start()
+
+
 async def test_b15_a_class_that_deletes_nothing_stops_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
