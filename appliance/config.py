@@ -133,8 +133,8 @@ class RetrievalConfig(Strict, frozen=True):
     """How much it counts that a passage differs from those before it (MMR), where the client does not say."""
     neighbors: Annotated[int, msgspec.Meta(ge=0, le=MAX_NEIGHBORS)] = 0
     """How many chunks before and behind it in its file a passage brings, where the client does not say."""
-    feedback: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """How far a query moves towards the best passage before meaning is looked for again, where the client says none."""
+    feedback: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    """How far a query moves towards its best passage before it is asked again, where the client does not say."""
     reranker: str | None = None
     """Name of a reranking model (an entry of ``models``) that reorders what a search found; ``None`` for none."""
     rerank_candidates: Count = 20

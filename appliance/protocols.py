@@ -268,6 +268,15 @@ class Inventory(Protocol):
 
 
 @runtime_checkable
+class GivesVectors(Protocol):
+    """What a vector store may also be: one that gives back the vectors it keeps, so that feedback embeds nothing."""
+
+    async def vector(self, collection: str, chunk_id: str, *, scope: Scope) -> bytes | None:
+        """A chunk's vector at length one, as a float32 row; ``None`` if the scope reaches no such chunk."""
+        ...
+
+
+@runtime_checkable
 class Parser(Protocol):
     """Reads one family of file formats. Runs in a confined process; plain synchronous code.
 

@@ -163,7 +163,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     neighbors: int = 0
     """How many chunks before and behind it in its file a passage brings with it."""
     feedback: float = 0.0
-    """How far the query moves towards the best passage before meaning is looked for again, from 0 to 1."""
+    """How far the query moves towards the best passage before it is asked again, from 0 to 1."""
     offset: int = 0
     """How many of the best are passed over: those of earlier pages."""
     rewrite: bool = False

@@ -32,6 +32,7 @@ _PAGE, _DEEPEST, _SHOWN, _RERANK_BEST = 50, 100, 10, 20
 _EMPTY, _EMBEDDED, _MEANING, _RERANKED = "an empty store", "embedding", "meaning (vectors)", "reranked"
 _FUSED = "fused by scores"
 _BOTH = {"embedding_weight": 1, "text_weight": 1}
+_ONCE = {"feedback": 0}
 
 
 class Way(NamedTuple):
@@ -46,11 +47,11 @@ class Way(NamedTuple):
 
 DEFAULT = Way("default", {})
 STEPS = (
-    Way("words (BM25)", {"hybrid_search": {"embedding_weight": 0, "text_weight": 1}}, _EMPTY),
+    Way("words (BM25)", {"hybrid_search": {"embedding_weight": 0, "text_weight": 1}, **_ONCE}, _EMPTY),
     Way(_MEANING, {"ranker": "none"}, _EMPTY),
-    Way("fused by ranks", {"hybrid_search": _BOTH}, _MEANING),
-    Way(_FUSED, {}, _MEANING),
-    Way("the same, with feedback", {"feedback": 0.5}, _FUSED),
+    Way("fused by ranks", {"hybrid_search": _BOTH, **_ONCE}, _MEANING),
+    Way(_FUSED, dict(_ONCE), _MEANING),
+    Way("the same, asked again (`feedback`)", {}, _FUSED),
 )
 RERANKED = (Way(_MEANING, {"ranker": "none"}, deep=False), Way(_RERANKED, {}, _MEANING, deep=False))
 _RERANKER = {**MINILM, "name": "reranker", "reranker": "late_interaction"}

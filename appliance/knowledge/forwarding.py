@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from appliance.errors import BadRequest
 from appliance.knowledge.filters import Attributes, Filter
-from appliance.protocols import Inventory, VectorStore
+from appliance.protocols import GivesVectors, Inventory, VectorStore
 from appliance.types import Hit, Scope, StoredChunk
 
 
@@ -66,6 +66,11 @@ class ForwardingStore(ABC):
         """See ``VectorStore``."""
         store = await self._of(collection)
         return await store.chunks(collection, file_id, scope=scope, offset=offset, limit=limit)
+
+    async def vector(self, collection: str, chunk_id: str, *, scope: Scope) -> bytes | None:
+        """See ``GivesVectors``; ``None`` also from a store that is none."""
+        store = await self._of(collection)
+        return await store.vector(collection, chunk_id, scope=scope) if isinstance(store, GivesVectors) else None
 
     async def chunk_ids(self, collection: str) -> Sequence[str]:
         """See ``Inventory``."""

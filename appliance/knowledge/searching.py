@@ -1,4 +1,4 @@
-"""Hybrid search: for every query a dense and a text leg over all stores at once, fused, then reranked."""
+"""Hybrid search: for every query a dense and a text leg over all stores at once, fused, asked again, reranked."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from appliance.circuit import Circuit
 from appliance.errors import BadRequest, Conflict, RetrievalUnavailable
 from appliance.knowledge.diversity import diverse
 from appliance.knowledge.embedding import BatchingEmbedder
-from appliance.knowledge.feedback import READ_CHARACTERS, towards
+from appliance.knowledge.feedback import READ_CHARACTERS, share, telling_words, towards
 from appliance.knowledge.fusion import Leg, fuse_ranks, fuse_scores
 from appliance.knowledge.neighbors import Neighborhood
 from appliance.knowledge.placement import HeldElsewhere
 from appliance.knowledge.reranking import rerank
 from appliance.knowledge.tasks import task_group
-from appliance.protocols import Reranker, VectorStore
+from appliance.protocols import GivesVectors, Reranker, VectorStore
 from appliance.storage import searches, stores
 from appliance.storage.database import Database
 from appliance.storage.tables import VectorStore as StoreRow
@@ -42,6 +42,19 @@ class _Found:
     hit: Hit
     similarity: float | None = None
     matched: bool = False
+
+
+@dataclass(frozen=True)
+class _Legs:
+    """What the legs found, a ranking for each query, and the vectors that were asked for."""
+
+    vectors: _Vectors
+    dense: list[Ranking]
+    text: list[Ranking]
+    fed: list[Ranking] = field(default_factory=list)
+    """What shares telling words with the best passage: one ranking, or none."""
+    first: list[Ranking] | None = None
+    """The dense leg of the queries themselves, where ``dense`` is that of moved ones."""
 
 
 @dataclass
@@ -89,13 +102,14 @@ class Searcher:
         """The page that was asked for, and whether there is more."""
         async with task_group() as group:
             near = group.create_task(self._dense(search, scope, rows))
-            worded = group.create_task(self._text(search, scope, rows))
+            worded = group.create_task(self._text(search, scope, rows, search.queries))
         (vectors, dense), text = near.result(), worded.result()
-        found, passages = await self._fused(search, scope, rows, dense, text)
-        if search.feedback > 0 and search.ranker != "none" and vectors and passages:
-            vectors = await self._moved(vectors, found[passages[0].chunk_id], search.feedback)
-            again = await self._nearest(search, scope, rows, vectors)
-            found, passages = await self._fused(search, scope, rows, again, text, first=dense)
+        legs = _Legs(vectors, dense, text)
+        found, passages = await self._fused(search, scope, rows, legs)
+        if search.feedback > 0 and search.ranker != "none" and passages:
+            best = [found[passage.chunk_id] for passage in passages]
+            legs = await self._asked_again(search, scope, rows, legs, best)
+            found, passages = await self._fused(search, scope, rows, legs)
         passages = await self._reranked(search, passages)
         fit = [passage for passage in passages if passage.score >= search.score_threshold]
         end = search.offset + search.limit
@@ -142,19 +156,11 @@ class Searcher:
         search: Search,
         scope: Scope,
         rows: Mapping[str, StoreRow],
-        dense: list[Ranking],
-        text: list[Ranking],
-        *,
-        first: list[Ranking] | None = None,
+        legs: _Legs,
     ) -> tuple[dict[str, _Found], list[Passage]]:
-        """What the legs found, and the passages of it that may be shown, best first.
-
-        ``first`` is the dense leg of the query itself, where ``dense`` is that of a moved one.
-        """
-        found = _collect(dense, text)
-        if first is not None:
-            _keep_similarities(found, first)
-        scores = _scores(search, dense, text, found, self._limit(search))
+        """What the legs found, and the passages of it that may be shown, best first."""
+        found = _collect(legs)
+        scores = _scores(search, legs, found, self._limit(search))
         # The queries saw to the readers; looking again makes a right that was taken away hold at once, while the
         # chunks are being changed.
         async with self.database.tenant(scope.tenant, readers=scope.readers, write=False) as session:
@@ -172,14 +178,45 @@ class Searcher:
         vectors = {each: _rows((await each.embed(search.queries)).vectors, each) for each in used}
         return vectors, await self._nearest(search, scope, rows, vectors)
 
-    async def _moved(self, vectors: _Vectors, best: _Found, weight: float) -> _Vectors:
+    async def _asked_again(
+        self,
+        search: Search,
+        scope: Scope,
+        rows: Mapping[str, StoreRow],
+        legs: _Legs,
+        best: Sequence[_Found],
+    ) -> _Legs:
+        """Both legs from nearer to the best passage (``feedback``)."""
+
+        async def near() -> tuple[_Vectors, list[Ranking]]:
+            vectors = await self._moved(search, scope, rows, legs.vectors, best[0])
+            return vectors, await self._nearest(search, scope, rows, vectors)
+
+        words = " ".join(telling_words([item.hit.chunk.searchable for item in best]))
+        async with task_group() as group:
+            moved = group.create_task(near())
+            fed = group.create_task(self._text(search, scope, rows, [words] if words else []))
+        return _Legs(*moved.result(), legs.text, fed.result(), first=legs.dense)
+
+    async def _moved(
+        self, search: Search, scope: Scope, rows: Mapping[str, StoreRow], vectors: _Vectors, best: _Found
+    ) -> _Vectors:
         """The queries' vectors nearer to that of the best passage, unless the embedder does not take that."""
-        text = best.hit.chunk.searchable[:READ_CHARACTERS]
         try:
-            passage = {each: (await each.embed([text])).vectors for each in vectors}
+            passage = {each: await self._vector_of(best, each, rows[best.store_id], scope) for each in vectors}
         except BadRequest:  # would be told as if the question were wrong
             return vectors
-        return {each: [towards(row, passage[each], weight) for row in found] for each, found in vectors.items()}
+        return {
+            each: [towards(row, passage[each], search.feedback) for row in found] for each, found in vectors.items()
+        }
+
+    async def _vector_of(self, best: _Found, embedder: BatchingEmbedder, store: StoreRow, scope: Scope) -> bytes:
+        """The vector that its store keeps of a passage, else it is embedded."""
+        if isinstance(self.backend, GivesVectors) and embedder_of(store, self.embedders) is embedder:
+            kept = await self.backend.vector(store.collection, best.hit.chunk.id, scope=scope)
+            if kept is not None:
+                return kept
+        return (await embedder.embed([best.hit.chunk.searchable[:READ_CHARACTERS]])).vectors
 
     async def _nearest(
         self, search: Search, scope: Scope, rows: Mapping[str, StoreRow], vectors: _Vectors
@@ -190,33 +227,35 @@ class Searcher:
                 rows[store_id].collection, vector, limit=self._limit(search), scope=scope, where=search.where
             )
 
-        return await self._each(search, rows, leg)
+        return await self._each(search, rows, len(next(iter(vectors.values()), [])), leg)
 
-    async def _text(self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]) -> list[Ranking]:
+    async def _text(
+        self, search: Search, scope: Scope, rows: Mapping[str, StoreRow], queries: Sequence[str]
+    ) -> list[Ranking]:
         if search.ranker == "none" or search.text_weight == 0:
             return []
 
         async def leg(store_id: str, query: int) -> Sequence[Hit]:
             return await self.backend.search_text(
                 rows[store_id].collection,
-                search.queries[query],
+                queries[query],
                 limit=self._limit(search),
                 scope=scope,
                 where=search.where,
             )
 
-        return await self._each(search, rows, leg)
+        return await self._each(search, rows, len(queries), leg)
 
     async def _each(
         self,
         search: Search,
         rows: Mapping[str, StoreRow],
+        queries: int,
         leg: Callable[[str, int], Coroutine[Any, Any, Sequence[Hit]]],
     ) -> list[Ranking]:
         async with task_group() as group:
             asked = [
-                {store_id: group.create_task(leg(store_id, query)) for store_id in rows}
-                for query in range(len(search.queries))
+                {store_id: group.create_task(leg(store_id, query)) for store_id in rows} for query in range(queries)
             ]
         return [self._merged(search, answers) for answers in asked]
 
@@ -247,36 +286,42 @@ def _rows(vectors: bytes, embedder: BatchingEmbedder) -> list[bytes]:
     return [vectors[start : start + width] for start in range(0, len(vectors), width)]
 
 
-def _collect(dense: list[Ranking], text: list[Ranking]) -> dict[str, _Found]:
+def _collect(legs: _Legs) -> dict[str, _Found]:
     found: dict[str, _Found] = {}
-    for ranking in dense:
+    for ranking in legs.dense:
         for store_id, hit in ranking:
             item = found.setdefault(hit.chunk.id, _Found(store_id, hit))
             item.similarity = hit.score if item.similarity is None else max(item.similarity, hit.score)
-    for ranking in text:
+    for ranking in legs.text:
         for store_id, hit in ranking:
             found.setdefault(hit.chunk.id, _Found(store_id, hit)).matched = True
+    for ranking in legs.fed:
+        for store_id, hit in ranking:
+            found.setdefault(hit.chunk.id, _Found(store_id, hit))
+    if legs.first is not None:
+        _keep_similarities(found, legs.first)
     return found
 
 
 def _keep_similarities(found: Mapping[str, _Found], first: list[Ranking]) -> None:
     """Likeness is that to the query itself; what its own leg did not list has at most that of the last in it."""
-    known = _collect(first, [])
+    known = _collect(_Legs({}, first, []))
     most = max((ranking[-1][1].score for ranking in first if ranking), default=0.0)
     for chunk_id, item in found.items():
         if item.similarity is not None:
             item.similarity = known[chunk_id].similarity if chunk_id in known else min(item.similarity, most)
 
 
-def _scores(
-    search: Search, dense: list[Ranking], text: list[Ranking], found: Mapping[str, _Found], limit: int
-) -> dict[str, float]:
+def _scores(search: Search, legs: _Legs, found: Mapping[str, _Found], limit: int) -> dict[str, float]:
     """Final scores from 0 to 1: the cosine for ranker ``none``, else the fused one."""
     if search.ranker == "none":
         return {chunk_id: min(1.0, max(0.0, item.similarity or 0.0)) for chunk_id, item in found.items()}
-    legs = [_leg(ranking, search.embedding_weight or 0.0, limit) for ranking in dense]
-    legs += [_leg(ranking, search.text_weight or 0.0, limit) for ranking in text]
-    return fuse_ranks(legs) if search.fusion == "ranks" else fuse_scores(legs)
+    words = search.text_weight or 0.0
+    passed_on = share(search.feedback) if legs.fed else 0.0
+    weighed = [_leg(ranking, search.embedding_weight or 0.0, limit) for ranking in legs.dense]
+    weighed += [_leg(ranking, words * (1 - passed_on), limit) for ranking in legs.text]
+    weighed += [_leg(ranking, words * passed_on * len(legs.text), limit) for ranking in legs.fed]
+    return fuse_ranks(weighed) if search.fusion == "ranks" else fuse_scores(weighed)
 
 
 def _leg(ranking: Ranking, weight: float, limit: int) -> Leg:

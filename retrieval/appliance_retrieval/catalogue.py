@@ -355,6 +355,13 @@ class Catalogue:
         with self._reading() as database:
             return [_chunk(row) for row in database.execute(statement, given).fetchall()]
 
+    def vector(self, chunk_id: str, selection: Selection) -> bytes | None:
+        """The vector of a chunk in the selection."""
+        statement = f"SELECT vector FROM chunks JOIN contents USING (number) WHERE id = :id AND {_WITHIN}"
+        with self._reading() as database:
+            row = database.execute(statement, {"id": chunk_id, **_bound(selection)}).fetchone()
+        return None if row is None else bytes(row[0])
+
     def entries_of(self, file_id: str) -> list[Entry]:
         """What the index holds of a file."""
         statement = f"SELECT {_ENTRY} FROM chunks JOIN contents USING (number) WHERE file_id = ? ORDER BY position, id"

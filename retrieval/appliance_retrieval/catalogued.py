@@ -259,6 +259,13 @@ class CataloguedStore:
                 return []
             return await asyncio.to_thread(found.page, file_id, selection, offset, limit)
 
+    async def vector(self, collection: str, chunk_id: str, *, scope: Scope) -> bytes | None:
+        """A chunk's vector at length one, from the catalogue."""
+        async with self._using(collection) as found:
+            if found is None or (selection := await _selection(found, scope)) is None:
+                return None
+            return await asyncio.to_thread(found.vector, chunk_id, selection)
+
     async def count(self, collection: str) -> int:
         """Chunks in the collection; 0 if there is none."""
         async with self._using(collection) as found:

@@ -22,7 +22,7 @@ from appliance.plugin import (
 )
 from appliance_retrieval.memory_index import MemoryIndex, in_scope
 from appliance_retrieval.terms import query_terms, search_terms
-from appliance_retrieval.unit_vectors import check_dimensions, check_query, check_rows
+from appliance_retrieval.unit_vectors import check_dimensions, check_query, check_rows, unit_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,6 +147,14 @@ class MemoryStore:
         rows = (row.chunk for row in self._rows(collection))
         found = [chunk for chunk in rows if chunk.file_id == file_id and in_scope(chunk, scope)]
         return sorted(found, key=lambda chunk: (chunk.position, chunk.id))[offset : offset + limit]
+
+    async def vector(self, collection: str, chunk_id: str, *, scope: Scope) -> bytes | None:
+        """A chunk's vector at length one."""
+        found = self._collections.get(collection)
+        row = found.rows.get(chunk_id) if found else None
+        if found is None or row is None or not in_scope(row.chunk, scope):
+            return None
+        return unit_rows(row.vector.tobytes(), found.dimensions).tobytes()
 
     async def count(self, collection: str) -> int:
         """Chunks in the collection; 0 if there is none."""

@@ -192,6 +192,10 @@ class MilvusStore:
         condition = row_filter(scope, None, file_id)
         return await self._locked(collection, self._database.chunks, collection, condition, offset, limit)
 
+    async def vector(self, collection: str, chunk_id: str, *, scope: Scope) -> bytes | None:
+        """A chunk's vector at length one."""
+        return await self._locked(collection, self._database.vector, collection, chunk_id, row_filter(scope, None))
+
     async def count(self, collection: str) -> int:
         """Chunks in the collection; 0 if there is none."""
         return await self._locked(collection, self._database.count, collection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -256,6 +257,16 @@ class MilvusDatabase:
             return []
         rows = self._client.query(collection, filter=_by_id(ids), output_fields=[*OUTPUT, "id"], limit=len(ids))
         return sorted((chunk_of(row) for row in rows), key=lambda chunk: (chunk.position, chunk.id))
+
+    def vector(self, collection: str, chunk_id: str, condition: str) -> bytes | None:
+        """The vector of a row, if it matches."""
+        if not self._opened(collection):
+            return None
+        if self.lite:
+            return self._index_of(self.lite, collection).vector(chunk_id, condition)
+        matching = f"({_by_id([chunk_id])}) and ({condition})"
+        rows = self._client.query(collection, filter=matching, output_fields=["dense"], limit=1)
+        return array("f", rows[0]["dense"]).tobytes() if rows else None
 
     def collections(self) -> list[str]:
         """Names of all collections."""

@@ -146,6 +146,17 @@ class LiteIndex:
             sharing = [mask & (score > 0) for mask, score in zip(visible, scores, strict=True)]
             return _rows(state.parts, scores, sharing, limit)
 
+    def vector(self, chunk_id: str, condition: str) -> bytes | None:
+        """The vector of a row that satisfies the condition."""
+        with self._server.reading(self._name) as collection:
+            state = self._current(collection)
+            for part, visible in zip(state.parts, _visible(collection, state, condition), strict=True):
+                row = part.rows.get(chunk_id)
+                if row is not None and visible[row]:
+                    kept: bytes = part.vectors[row].astype("<f4").tobytes()
+                    return kept
+        return None
+
     def _current(self, collection: Any) -> _State:
         segments, deletes = collection._read_snapshot()
         written = int(collection._next_seq)

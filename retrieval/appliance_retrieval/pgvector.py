@@ -48,7 +48,7 @@ from appliance_retrieval.pgvector_sql import (
 )
 from appliance_retrieval.places import place_of
 from appliance_retrieval.terms import BM25_B, BM25_K1, query_terms
-from appliance_retrieval.unit_vectors import check_dimensions, check_query, check_rows
+from appliance_retrieval.unit_vectors import check_dimensions, check_query, check_rows, unit_rows
 
 _QUERY_TERMS = 500
 _SIZE_SECONDS = 10.0
@@ -217,6 +217,17 @@ class PgvectorStore:
             f" ORDER BY position, id LIMIT {int(limit)} OFFSET {int(offset)}"
         )
         return [chunk_of(row) for row in await self._database.read(statement, *parameters.values)]
+
+    async def vector(self, collection: str, chunk_id: str, *, scope: Scope) -> bytes | None:
+        """A chunk's vector at length one."""
+        table = await self._database.find(stored(collection))
+        if table is None:
+            return None
+        parameters = Parameters()
+        chunk = parameters.bind(stored(chunk_id), "text")
+        statement = f"SELECT dense FROM {table.name} WHERE id = {chunk} AND {row_condition(scope, None, parameters)}"
+        rows = await self._database.read(statement, *parameters.values)
+        return unit_rows(rows[0]["dense"].to_numpy().tobytes(), table.dimensions).tobytes() if rows else None
 
     async def count(self, collection: str) -> int:
         """Chunks in the collection; 0 if there is none."""

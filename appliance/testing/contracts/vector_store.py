@@ -17,6 +17,7 @@ auto``) and hypothesis. A store whose ``stop`` and ``start`` lose the data must 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import Conflict, NotFound, RetrievalUnavailable
 from appliance.knowledge.filters import Comparison, Compound, Filter, Scalar, matches
-from appliance.protocols import Inventory, VectorStore
+from appliance.protocols import GivesVectors, Inventory, VectorStore
 from appliance.testing.contracts.stored_chunks import (
     ATTRIBUTES,
     COLLECTION,
@@ -109,6 +110,33 @@ class VectorStoreContract:
         hits = await store.search_dense(COLLECTION, vectors((2, 0)), limit=1, scope=Scope(readers=("group:a",)))
         assert hits[0].chunk == written
         assert [type(value) for value in hits[0].chunk.attributes.values()] == [int, float, bool, str]
+
+    async def test_a_store_that_gives_vectors_gives_them_at_length_one(self, store: VectorStore) -> None:
+        if not isinstance(store, GivesVectors):
+            return
+        await store.upsert(COLLECTION, [chunk(0), chunk(1)], vectors((3, 4), (0, 2)))
+        for _ in range(2):  # before the store is sealed, and after
+            assert array("f", await store.vector(COLLECTION, chunk(0).id, scope=EVERYONE) or b"").tolist() == (
+                pytest.approx([0.6, 0.8])
+            )
+            await store.seal(COLLECTION)
+        await store.upsert(COLLECTION, [chunk(0)], vectors((4, 3)))
+        assert array("f", await store.vector(COLLECTION, chunk(0).id, scope=EVERYONE) or b"").tolist() == (
+            pytest.approx([0.8, 0.6])
+        )
+        await store.delete_file(COLLECTION, chunk(0).file_id)
+        assert await store.vector(COLLECTION, chunk(0).id, scope=EVERYONE) is None
+
+    async def test_b16_a_vector_is_given_to_who_may_see_its_chunk(self, store: VectorStore) -> None:
+        if not isinstance(store, GivesVectors):
+            return
+        hidden = chunk(0, readers=("user:1",))
+        await _fill(store, hidden)
+        assert await store.vector(COLLECTION, hidden.id, scope=Scope(readers=("user:1",))) is not None
+        for scope in (Scope(readers=("user:2",)), Scope("other", readers=("user:1",)), Scope(readers=())):
+            assert await store.vector(COLLECTION, hidden.id, scope=scope) is None
+        assert await store.vector(COLLECTION, '" or 1 == 1 or "', scope=EVERYONE) is None
+        assert await store.vector("nowhere", hidden.id, scope=EVERYONE) is None
 
     async def test_a_context_is_searched_by_words_and_comes_back_apart_from_the_text(self, store: VectorStore) -> None:
         written = msgspec.structs.replace(chunk(0, "plain words"), context="Walrus manual")

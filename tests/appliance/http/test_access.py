@@ -272,21 +272,25 @@ async def test_b5_what_others_keep_changes_neither_counts_nor_scores(made) -> No
     store = await made.store()
     for text in ("zebrafinch sings", "owl hoots", "zebrafinch eats"):
         await made.add(store, text)
-    question = {"query": "zebrafinch", "ranking_options": {"ranker": "none"}}
+
+    async def scores(**ranking: Any) -> list[tuple[str, float]]:
+        question = {"query": "zebrafinch", "ranking_options": ranking}
+        hits = (await made.post("bob", f"/vector_stores/{store}/search", **question))["data"]
+        return [(hit["file_id"], hit["score"]) for hit in hits]
 
     async def seen() -> Any:
-        hits = (await made.post("bob", f"/vector_stores/{store}/search", **question))["data"]
-        fused = (await made.post("bob", f"/vector_stores/{store}/search", query="zebrafinch"))["data"]
         whole = (await made.clients["bob"].get(f"/vector_stores/{store}")).json()
         counts = whole["file_counts"], whole["usage_bytes"]
-        return [(h["file_id"], h["score"]) for h in hits], [(h["file_id"], h["score"]) for h in fused], counts
+        # By one word, since how rare a word is among others is told by the whole store (docs/documents.md).
+        return await scores(ranker="none"), await scores(feedback=0), counts
 
-    before = await seen()
-    for i in range(12):
-        await made.add(store, f"zebrafinch secret {i}", access={"groups": ["hr"]})
+    before, by_default = await seen(), await scores()
     foreign = await made.store("eve", "docs")
     for i in range(3):
         await made.add(foreign, f"zebrafinch {i}", who="eve")
+    assert await scores() == by_default
+    for i in range(12):
+        await made.add(store, f"zebrafinch secret {i}", access={"groups": ["hr"]})
     assert await seen() == before
 
 
