@@ -106,7 +106,7 @@ class Searcher:
         (vectors, dense), text = near.result(), worded.result()
         legs = _Legs(vectors, dense, text)
         found, passages = await self._fused(search, scope, rows, legs)
-        if search.feedback > 0 and search.ranker != "none" and passages:
+        if search.feedback > 0 and search.ranker != "none" and vectors and passages:  # who asks for words means those
             best = [found[passage.chunk_id] for passage in passages]
             legs = await self._asked_again(search, scope, rows, legs, best)
             found, passages = await self._fused(search, scope, rows, legs)
