@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 READ_CHARACTERS = 1_000
 """What is read of a passage: about as much as small models read at once, so that embedding it costs one look."""
-READ_PASSAGES = 20
+READ_PASSAGES = 10
 """How many of the best are looked at for what sets the first apart."""
 TELLING_WORDS = 10
 _WORD = re.compile(r"\w+")
@@ -39,7 +39,7 @@ def telling_words(texts: Sequence[str]) -> list[str]:
 
     By tf-idf (Spärck Jones, Journal of Documentation 28, 1972), the texts being all that there is to count in.
     """
-    words = [Counter(_WORD.findall(text[:READ_CHARACTERS].lower())) for text in texts[:READ_PASSAGES]]
-    having = Counter(word for counts in words for word in counts)
-    telling = {word: times * math.log((len(words) + 1) / having[word]) for word, times in words[0].items()}
+    words = [_WORD.findall(text[:READ_CHARACTERS].lower()) for text in texts[:READ_PASSAGES]]
+    having = Counter(word for each in words for word in set(each))
+    telling = {word: times * math.log((len(words) + 1) / having[word]) for word, times in Counter(words[0]).items()}
     return sorted(telling, key=lambda word: -telling[word])[:TELLING_WORDS]

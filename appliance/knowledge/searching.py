@@ -14,7 +14,7 @@ from appliance.circuit import Circuit
 from appliance.errors import BadRequest, Conflict, RetrievalUnavailable
 from appliance.knowledge.diversity import diverse
 from appliance.knowledge.embedding import BatchingEmbedder
-from appliance.knowledge.feedback import READ_CHARACTERS, share, telling_words, towards
+from appliance.knowledge.feedback import READ_CHARACTERS, READ_PASSAGES, share, telling_words, towards
 from appliance.knowledge.fusion import Leg, fuse_ranks, fuse_scores
 from appliance.knowledge.neighbors import Neighborhood
 from appliance.knowledge.placement import HeldElsewhere
@@ -24,7 +24,7 @@ from appliance.protocols import GivesVectors, Reranker, VectorStore
 from appliance.storage import searches, stores
 from appliance.storage.database import Database
 from appliance.storage.tables import VectorStore as StoreRow
-from appliance.types import Findings, Fusion, Hit, Passage, Scope, Search
+from appliance.types import Findings, Fusion, Hit, Passage, Scope, Search, StoredChunk
 
 WEIGHTS: Mapping[Fusion, tuple[float, float]] = {"scores": (1.0, 2.0), "ranks": (1.0, 1.0)}
 """Of the text leg and the dense leg, by the way of fusion, where the client says nothing."""
@@ -43,6 +43,16 @@ class _Found:
     similarity: float | None = None
     matched: bool = False
 
+    @property
+    def chunk(self) -> StoredChunk:
+        """The chunk itself."""
+        return self.hit.chunk
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Store and file."""
+        return self.store_id, self.hit.chunk.file_id
+
 
 @dataclass(frozen=True)
 class _Legs:
@@ -55,6 +65,17 @@ class _Legs:
     """What shares telling words with the best passage: one ranking, or none."""
     first: list[Ranking] | None = None
     """The dense leg of the queries themselves, where ``dense`` is that of moved ones."""
+
+
+@dataclass
+class _Shown:
+    """The files that one search has asked about, and by store and file the names of those that may be shown.
+
+    Files that are half indexed or on their way out may not.
+    """
+
+    asked: set[str] = field(default_factory=set)
+    names: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass
@@ -105,18 +126,19 @@ class Searcher:
             worded = group.create_task(self._text(search, scope, rows, search.queries))
         (vectors, dense), text = near.result(), worded.result()
         legs = _Legs(vectors, dense, text)
-        found, passages = await self._fused(search, scope, rows, legs)
-        if search.feedback > 0 and search.ranker != "none" and vectors and passages:  # who asks for words means those
-            best = [found[passage.chunk_id] for passage in passages]
-            legs = await self._asked_again(search, scope, rows, legs, best)
-            found, passages = await self._fused(search, scope, rows, legs)
+        shown = _Shown()
+        fused = await self._fused(search, scope, rows, legs, shown)
+        if search.feedback > 0 and search.ranker != "none" and vectors and fused:  # who asks for words means those
+            legs = await self._asked_again(search, scope, rows, legs, [item for item, _ in fused[:READ_PASSAGES]])
+            fused = await self._fused(search, scope, rows, legs, shown)
+        passages = [_passage(item, shown.names[item.place], score) for item, score in fused]
         passages = await self._reranked(search, passages)
         fit = [passage for passage in passages if passage.score >= search.score_threshold]
         end = search.offset + search.limit
         page = diverse(fit, end, search.diversity)[search.offset : end]
         if search.neighbors:
             around = Neighborhood(self.backend, {row.id: row.collection for row in rows.values()}, scope)
-            page = await around.surround(page, {key: item.hit.chunk for key, item in found.items()}, search.neighbors)
+            page = await around.surround(page, {item.chunk.id: item.chunk for item, _ in fused}, search.neighbors)
         return page, len(fit) > end
 
     def _weighed(self, search: Search) -> Search:
@@ -152,21 +174,21 @@ class Searcher:
         return {row.id: row for row in rows if row.fingerprint is not None}, denied
 
     async def _fused(
-        self,
-        search: Search,
-        scope: Scope,
-        rows: Mapping[str, StoreRow],
-        legs: _Legs,
-    ) -> tuple[dict[str, _Found], list[Passage]]:
-        """What the legs found, and the passages of it that may be shown, best first."""
+        self, search: Search, scope: Scope, rows: Mapping[str, StoreRow], legs: _Legs, shown: _Shown
+    ) -> list[tuple[_Found, float]]:
+        """What the legs found and may be shown, with its score, best first."""
         found = _collect(legs)
         scores = _scores(search, legs, found, self._limit(search))
         # The queries saw to the readers; looking again makes a right that was taken away hold at once, while the
         # chunks are being changed.
-        async with self.database.tenant(scope.tenant, readers=scope.readers, write=False) as session:
-            file_ids = {item.hit.chunk.file_id for item in found.values()}
-            names = await searches.filenames(session, rows.keys(), file_ids)
-        return found, _passages(scores, found, names)
+        if unknown := {item.hit.chunk.file_id for item in found.values()} - shown.asked:
+            async with self.database.tenant(scope.tenant, readers=scope.readers, write=False) as session:
+                shown.names.update(await searches.filenames(session, rows.keys(), unknown))
+            shown.asked |= unknown
+        # Of two that one leg each puts at the same rank, the one that shares a word with the query comes first.
+        ranked = sorted(scores, key=lambda chunk_id: (-scores[chunk_id], not found[chunk_id].matched, chunk_id))
+        best = ((found[chunk_id], scores[chunk_id]) for chunk_id in ranked)
+        return [(item, score) for item, score in best if item.place in shown.names]
 
     async def _dense(
         self, search: Search, scope: Scope, rows: Mapping[str, StoreRow]
@@ -192,7 +214,7 @@ class Searcher:
             vectors = await self._moved(search, scope, rows, legs.vectors, best[0])
             return vectors, await self._nearest(search, scope, rows, vectors)
 
-        words = " ".join(telling_words([item.hit.chunk.searchable for item in best]))
+        words = " ".join(telling_words([item.chunk.searchable for item in best]))
         async with task_group() as group:
             moved = group.create_task(near())
             fed = group.create_task(self._text(search, scope, rows, [words] if words else []))
@@ -213,10 +235,10 @@ class Searcher:
     async def _vector_of(self, best: _Found, embedder: BatchingEmbedder, store: StoreRow, scope: Scope) -> bytes:
         """The vector that its store keeps of a passage, else it is embedded."""
         if isinstance(self.backend, GivesVectors) and embedder_of(store, self.embedders) is embedder:
-            kept = await self.backend.vector(store.collection, best.hit.chunk.id, scope=scope)
+            kept = await self.backend.vector(store.collection, best.chunk.id, scope=scope)
             if kept is not None:
                 return kept
-        return (await embedder.embed([best.hit.chunk.searchable[:READ_CHARACTERS]])).vectors
+        return (await embedder.embed([best.chunk.searchable[:READ_CHARACTERS]])).vectors
 
     async def _nearest(
         self, search: Search, scope: Scope, rows: Mapping[str, StoreRow], vectors: _Vectors
@@ -330,22 +352,8 @@ def _leg(ranking: Ranking, weight: float, limit: int) -> Leg:
     return Leg({hit.chunk.id: hit.score for _, hit in ranking}, weight, floor)
 
 
-def _passages(
-    scores: Mapping[str, float], found: Mapping[str, _Found], names: Mapping[tuple[str, str], str]
-) -> list[Passage]:
-    """Best first; without files that are half indexed or on their way out."""
-    passages: list[Passage] = []
-    # Of two that one leg each puts at the same rank, the one that shares a word with the query comes first.
-    for chunk_id in sorted(scores, key=lambda chunk_id: (-scores[chunk_id], not found[chunk_id].matched, chunk_id)):
-        item = found[chunk_id]
-        name = names.get((item.store_id, item.hit.chunk.file_id))
-        if name is not None:
-            passages.append(_passage(item, name, scores[chunk_id]))
-    return passages
-
-
 def _passage(item: _Found, filename: str, score: float) -> Passage:
-    chunk = item.hit.chunk
+    chunk = item.chunk
     return Passage(
         chunk_id=chunk.id,
         store_id=item.store_id,
