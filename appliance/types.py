@@ -96,10 +96,11 @@ def stored_principal(raw: object) -> Principal:
     return ANONYMOUS if found == ANONYMOUS else found
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
+class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may see a file in a vector store: everybody of the tenant if ``public``, else those who are named.
 
-    ``users`` are ``Principal.name``, ``groups`` as the callers' credentials have them.
+    ``users`` are ``Principal.name``, ``groups`` as the callers' credentials have them. A field that it does not know is
+    refused: a slip of the pen would hide a document from everybody.
     """
 
     users: Names = ()

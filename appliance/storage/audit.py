@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, delete, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from appliance.audit import SHOWS_DOCUMENTS, AuditEvent
@@ -64,6 +64,7 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str | None = None
     principal: str | None = None
     user: str | None = None
+    """As documents are shared with somebody: the user, or the principal of a credential that has none."""
     action: str | None = None
     """A trailing ``.*`` stands for a family, as in ``keys.*``."""
     outcome: str | None = None
@@ -80,9 +81,12 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
         """As terms of a WHERE clause."""
         found = [
             getattr(AuditRow, name) == value
-            for name in ("tenant", "principal", "user", "outcome", "object")
+            for name in ("tenant", "principal", "outcome", "object")
             if (value := getattr(self, name)) is not None
         ]
+        if self.user is not None:  # by the name that documents are shared with: Principal.name
+            nameless = and_(AuditRow.user == "", AuditRow.principal == self.user)
+            found.append(or_(AuditRow.user == self.user, nameless))
         if self.action is not None and self.action.endswith(".*"):
             found.append(AuditRow.action.startswith(self.action[:-1], autoescape=True))
         elif self.action is not None:

@@ -225,6 +225,7 @@ async def test_with_default_access_owner_a_file_is_for_whoever_attached_it(tmp_p
         ({"groups": ["g"] * 101}, "access.groups"),
         ({"groups": [f"{i}" * 200 for i in range(10, 60)]}, "access"),
         ({"public": 1}, "access.public"),
+        ({"group": ["hr"]}, "access"),
     ],
 )
 async def test_a_bad_access_is_400_and_named(made, access, param) -> None:

@@ -324,6 +324,7 @@ QUERIES = [
     ({"principal": "key:b"}, [2]),
     ({"tenant": "a"}, [2]),
     ({"user": "alice"}, [3]),
+    ({"user": "key:b"}, [2]),
     ({"action": "keys.*"}, [1, 2, 3]),
     ({"action": "keys.revoke"}, [3]),
     ({"action": "key_.*"}, []),
