@@ -3,6 +3,8 @@
 ``cranfield`` is the classic one, from ``../shared``; its questions have several right documents, graded.
 ``docstrings`` is made from what is installed here, so that nothing is tuned to one collection: documents are the
 docstrings of libraries without their first sentence, and that sentence is the question, with one right document.
+``classes`` has several right ones, graded: the question is the first sentence of a class, and right are the rest of its
+docstring and those of its methods.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import csv
 import json
 import random
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("numpy", "sqlalchemy", "networkx", "sympy", "litestar", "click", "alembic", "pymilvus")
 _DOCUMENTS, _QUESTIONS, _SEED = 1_500, 300, 7
+_CLASSES, _METHODS, _SHORTEST_METHOD = 300, 12, 120
 _LONGEST = 2_500
 
 
@@ -71,6 +74,17 @@ def docstrings() -> Collection:
     )
 
 
+def classes() -> Collection:
+    """A sample of the same libraries: the rest of a class's docstring has grade 2, those of its methods have 1."""
+    found = {head: texts for path in _sources() for head, texts in _families(path)}
+    heads = sorted(found)
+    random.Random(_SEED).shuffle(heads)
+    heads = heads[:_CLASSES]
+    documents = {f"{i}-{j}": text for i, head in enumerate(heads) for j, text in enumerate(found[head])}
+    judgements = {str(i): {f"{i}-{j}": 1 if j else 2 for j in range(len(found[head]))} for i, head in enumerate(heads)}
+    return Collection(documents, {str(i): head for i, head in enumerate(heads)}, judgements)
+
+
 def _sources() -> Iterator[Path]:
     paths = sysconfig.get_paths()
     roots = [Path(paths["stdlib"]), *(Path(paths["purelib"]) / name for name in PACKAGES)]
@@ -83,13 +97,39 @@ def _sources() -> Iterator[Path]:
 
 def _documented(path: Path) -> Iterator[tuple[str, str]]:
     """First sentence and rest of each docstring that is long enough to be found without its beginning."""
+    for node in _public(path, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        head, body = _split(node)
+        if _asks(head) and len(body) >= 250:
+            yield head, body
+
+
+def _families(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """First sentence of each class with the rest of its docstring, and the docstrings of at least two methods."""
+    for node in _public(path, ast.ClassDef):
+        head, body = _split(node)
+        methods = [ast.get_docstring(each) or "" for each in _within(node.body, ast.FunctionDef | ast.AsyncFunctionDef)]
+        methods = [text[:_LONGEST] for text in methods if len(text) >= _SHORTEST_METHOD][:_METHODS]
+        if _asks(head) and len(body) >= 150 and len(methods) >= 2:
+            yield head, [body[:_LONGEST], *methods]
+
+
+def _public(path: Path, kinds: Any) -> Iterator[Any]:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            head, _, body = (ast.get_docstring(node) or "").partition("\n\n")
-            head, body = " ".join(head.split()), body.strip()
-            if 6 <= len(head.split()) <= 40 and len(body) >= 250 and head[0].isupper() and "(" not in head[:30]:
-                yield head, body
+    yield from _within(ast.walk(tree), kinds)
+
+
+def _within(nodes: Iterable[ast.AST], kinds: Any) -> Iterator[Any]:
+    return (node for node in nodes if isinstance(node, kinds) and not node.name.startswith("_"))
+
+
+def _split(node: Any) -> tuple[str, str]:
+    head, _, body = (ast.get_docstring(node) or "").partition("\n\n")
+    return " ".join(head.split()), body.strip()
+
+
+def _asks(head: str) -> bool:
+    """Whether a first sentence can stand for a question."""
+    return 6 <= len(head.split()) <= 40 and head[0].isupper() and "(" not in head[:30]

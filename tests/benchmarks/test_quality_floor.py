@@ -6,6 +6,7 @@ import pytest
 from knowledge_kit import stack
 from minilm import minilm_folder
 
+from appliance.config import RetrievalConfig
 from appliance.plugin import EmbedderFactory, ModelSpec, hookimpl
 from appliance_retrieval.onnx import make_embedder
 from benchmarks._scoring import holds, recall
@@ -43,7 +44,7 @@ async def test_the_default_search_finds_the_sentence_that_answers_nearly_every_q
             return sum(first) / len(first), sum(five) / len(five)
 
         fused, words, meaning = (
-            await score(),
+            await score(feedback=RetrievalConfig().feedback),
             await score(embedding_weight=0.0),
             await score(ranker="none"),
         )
