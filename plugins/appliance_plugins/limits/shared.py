@@ -138,8 +138,12 @@ class RedisLedger:
             self._owed.append(debt)
 
     async def _keep(self) -> None:
-        """Renew leases in time; after a fault, look until Redis is back, then pay what is owed."""
-        while True:
+        """Renew leases in time; after a fault, look until Redis is back, then pay what is owed.
+
+        Ends when it is cancelled, also where a fault on the way out took the place of the cancellation.
+        """
+        me = asyncio.current_task()
+        while me is not None and not me.cancelling():
             try:
                 async with asyncio.timeout(self._lease_ms / 3000):
                     await self._wake.wait()

@@ -300,6 +300,21 @@ async def test_what_looks_after_redis_goes_on_whatever_befalls_it(redis, monkeyp
         await eventually(lambda: not ledger.owed)
 
 
+async def test_a_cancellation_that_turns_into_a_fault_on_the_way_out_still_ends_it(redis, monkeypatch):
+    waiting = asyncio.Event()
+
+    async def lost(self):
+        try:
+            waiting.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ConnectionResetError from None
+
+    monkeypatch.setattr(RedisLedger, "_renew_all", lost)
+    async with asyncio.timeout(20), RedisLedger(redis.url, timeout=5, lease_seconds=0.3):
+        await waiting.wait()
+
+
 async def test_an_engine_that_reports_nonsense_is_charged_and_its_place_comes_back(redis_ledger):
     admitter = limits(Clock(), redis_ledger, key={"max_concurrent": 1, "tokens_per_day": 10**12})
     for usage in (Usage(10**30, 10**40), Usage(-(10**30), -5), Usage(1, 1)):
