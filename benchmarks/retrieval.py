@@ -65,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {options.data} holds no corpus.jsonl; say where it is with --data", file=sys.stderr)
         return 1
     print(machine())
+    made = {"cranfield": partial(cranfield, options.data), "docstrings": docstrings, "classes": classes}
     worst = 0
     for name in options.collections:
-        made = {"cranfield": partial(cranfield, options.data), "docstrings": docstrings, "classes": classes}
         collection = made[name]().asking(options.questions)
         print(f"\n### {name}: {len(collection.documents):,} documents, {len(collection.questions)} questions\n")
         reached = _measure(collection, options) if options.url else _measure_all(collection, options)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from pyrage import x25519
 from sqlalchemy import inspect, select
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from appliance.backup.archive import Ending
+from appliance.backup.archive import FORMAT, ArchiveWriter, Ending, Header
 from appliance.backup.create import create
-from appliance.backup.encryption import Key, Opened, key_of, lock_for, opening
+from appliance.backup.encryption import Key, Opened, key_of, lock_for, locking, opening
 from appliance.backup.restore import Restored, restore
 from appliance.config import Config, parse
-from appliance.storage.database import Database
+from appliance.storage.database import HEAD, Database
 from appliance.storage.tables import Base
 
 IDENTITY = x25519.Identity.generate()
@@ -39,6 +40,14 @@ async def backed_up(
     out = BytesIO()
     ending = await create(config, out, LOCK, show, tenant=tenant)
     return out.getvalue(), ending
+
+
+@contextmanager
+def written_by_hand(out: BytesIO, **header: Any) -> Iterator[ArchiveWriter]:
+    """A backup for ``IDENTITY`` that somebody makes up; it is whole once its ``end`` was called."""
+    fields = {"format": FORMAT, "version": "1", "revision": HEAD, "created": "", **header}
+    with locking(out, LOCK) as plain, ArchiveWriter(plain, Header(**fields)) as archive:
+        yield archive
 
 
 async def restored(config: Config, data: bytes, key: Key = KEY) -> Restored:

@@ -51,7 +51,7 @@ class _Found:
     @property
     def place(self) -> tuple[str, str]:
         """Store and file."""
-        return self.store_id, self.hit.chunk.file_id
+        return self.store_id, self.chunk.file_id
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Searcher:
         scores = _scores(search, legs, found, self._limit(search))
         # The queries saw to the readers; looking again makes a right that was taken away hold at once, while the
         # chunks are being changed.
-        if unknown := {item.hit.chunk.file_id for item in found.values()} - shown.asked:
+        if unknown := {item.chunk.file_id for item in found.values()} - shown.asked:
             async with self.database.tenant(scope.tenant, readers=scope.readers, write=False) as session:
                 shown.names.update(await searches.filenames(session, rows.keys(), unknown))
             shown.asked |= unknown
@@ -310,28 +310,34 @@ def _rows(vectors: bytes, embedder: BatchingEmbedder) -> list[bytes]:
 
 def _collect(legs: _Legs) -> dict[str, _Found]:
     found: dict[str, _Found] = {}
-    for ranking in legs.dense:
-        for store_id, hit in ranking:
-            item = found.setdefault(hit.chunk.id, _Found(store_id, hit))
-            item.similarity = hit.score if item.similarity is None else max(item.similarity, hit.score)
-    for ranking in legs.text:
-        for store_id, hit in ranking:
-            found.setdefault(hit.chunk.id, _Found(store_id, hit)).matched = True
-    for ranking in legs.fed:
+    for ranking in (*legs.dense, *legs.text, *legs.fed):
         for store_id, hit in ranking:
             found.setdefault(hit.chunk.id, _Found(store_id, hit))
-    if legs.first is not None:
-        _keep_similarities(found, legs.first)
+    for chunk_id, similarity in _similarities(legs).items():
+        found[chunk_id].similarity = similarity
+    for ranking in legs.text:
+        for _, hit in ranking:
+            found[hit.chunk.id].matched = True
     return found
 
 
-def _keep_similarities(found: Mapping[str, _Found], first: list[Ranking]) -> None:
+def _similarities(legs: _Legs) -> dict[str, float]:
     """Likeness is that to the query itself; what its own leg did not list has at most that of the last in it."""
-    known = _collect(_Legs({}, first, []))
-    most = max((ranking[-1][1].score for ranking in first if ranking), default=0.0)
-    for chunk_id, item in found.items():
-        if item.similarity is not None:
-            item.similarity = known[chunk_id].similarity if chunk_id in known else min(item.similarity, most)
+    near = _cosines(legs.dense)
+    if legs.first is None:
+        return near
+    known = _cosines(legs.first)
+    most = max((ranking[-1][1].score for ranking in legs.first if ranking), default=0.0)
+    return {chunk_id: known.get(chunk_id, min(cosine, most)) for chunk_id, cosine in near.items()}
+
+
+def _cosines(dense: list[Ranking]) -> dict[str, float]:
+    """Of each chunk, the best that a query has."""
+    best: dict[str, float] = {}
+    for ranking in dense:
+        for _, hit in ranking:
+            best[hit.chunk.id] = max(hit.score, best.get(hit.chunk.id, hit.score))
+    return best
 
 
 def _scores(search: Search, legs: _Legs, found: Mapping[str, _Found], limit: int) -> dict[str, float]:

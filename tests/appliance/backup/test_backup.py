@@ -17,6 +17,7 @@ from backup_kit import (
     opened,
     restored,
     rows_of,
+    written_by_hand,
 )
 from backup_rows import every_column, fill_every_table, put_bytes, rows_in_every_table
 from eventually import until
@@ -27,9 +28,8 @@ from sqlalchemy import text
 from appliance.audit import AuditEvent
 from appliance.audit.log import report
 from appliance.backup import BackupError, contents
-from appliance.backup.archive import FORMAT, ArchiveWriter, Header
 from appliance.backup.create import create
-from appliance.backup.encryption import key_of, locking
+from appliance.backup.encryption import key_of
 from appliance.storage.audit_check import verify
 from appliance.storage.database import Database
 from appliance.storage.ids import now
@@ -149,7 +149,7 @@ async def test_more_rows_than_a_page_come_back_each_once(new_config) -> None:
 
 async def test_a_backup_of_an_older_version_is_brought_up_to_date(new_config) -> None:
     target, out = new_config(), io.BytesIO()
-    header = Header(format=FORMAT, version="0.0.1", revision="0001", created="2026-01-01T00:00:00.000000Z")
+    old = {"version": "0.0.1", "revision": "0001", "created": "2026-01-01T00:00:00.000000Z"}
     file = {"id": "file-1", "tenant": "default", "filename": "a.txt", "purpose": "assistants", "media_type": None,
             "bytes": 0, "sha256": "", "created_us": 5}  # fmt: skip
     store = {"id": "vs_1", "tenant": "default", "name": "a", "metadata": {"a": 1}, "last_active_at": 1,
@@ -160,8 +160,7 @@ async def test_a_backup_of_an_older_version_is_brought_up_to_date(new_config) ->
     (target.data_path.parent / "empty").touch()
     with (
         (target.data_path.parent / "empty").open("rb") as empty,
-        locking(out, LOCK) as plain,
-        ArchiveWriter(plain, header) as archive,
+        written_by_hand(out, **old) as archive,
     ):
         for table, row in (("files", file), ("vector_stores", store), ("vector_store_files", in_store)):
             archive.add_rows(table, [json.dumps(row).encode() + b"\n"])

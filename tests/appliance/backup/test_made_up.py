@@ -5,19 +5,13 @@ import json
 import tarfile
 
 import pytest
-from backup_kit import (
-    LOCK,
-    assert_nothing_is_left,
-    backed_up,
-    restored,
-)
+from backup_kit import assert_nothing_is_left, backed_up, restored, written_by_hand
 from backup_rows import every_column, fill_every_table, put_bytes
 
 from appliance.backup import BackupError
-from appliance.backup.archive import FORMAT, ArchiveWriter, Header
-from appliance.backup.encryption import locking
+from appliance.backup.archive import FORMAT
 from appliance.errors import BadRequest
-from appliance.storage.database import HEAD, Database
+from appliance.storage.database import Database
 from appliance.storage.tables import (
     File,
 )
@@ -114,18 +108,22 @@ async def test_a_text_that_postgresql_does_not_keep_is_told(new_config, filename
     await assert_nothing_is_left(target)
 
 
+async def assert_refused(target, backup: bytes, why: str) -> None:
+    """It is, and leaves nothing."""
+    with pytest.raises(BackupError, match=why):
+        await restored(target, backup)
+    await assert_nothing_is_left(target)
+
+
 async def refused(target, name: str, content: bytes, why: str) -> None:
     """A backup with this member in it is, and leaves nothing."""
     out = io.BytesIO()
-    header = Header(format=FORMAT, version="1", revision=HEAD, created="")
-    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+    with written_by_hand(out) as archive:
         member = tarfile.TarInfo(name)
         member.size = len(content)
         archive._tar.addfile(member, io.BytesIO(content))
         archive.end([])
-    with pytest.raises(BackupError, match=why):
-        await restored(target, out.getvalue())
-    await assert_nothing_is_left(target)
+    await assert_refused(target, out.getvalue(), why)
 
 
 @pytest.mark.parametrize(
@@ -134,43 +132,33 @@ async def refused(target, name: str, content: bytes, why: str) -> None:
 )
 async def test_a_backup_that_is_not_whole_in_itself_is_refused(new_config, table, line, why) -> None:
     target, out = new_config(), io.BytesIO()
-    header = Header(format=FORMAT, version="1", revision=HEAD, created="")
-    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+    with written_by_hand(out) as archive:
         archive.add_rows(table, [line])
         archive.end([])
-    with pytest.raises(BackupError, match=why):
-        await restored(target, out.getvalue())
-    await assert_nothing_is_left(target)
+    await assert_refused(target, out.getvalue(), why)
 
 
 async def test_a_backup_that_was_ended_too_early_by_whoever_made_it_is_refused(new_config) -> None:
     target, out = new_config(), io.BytesIO()
-    header = Header(format=FORMAT, version="1", revision=HEAD, created="")
-    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+    with written_by_hand(out) as archive:
         archive.add_rows("usage_batches", [b'{"id": "a", "booked_at": 1}\n'])
-    with pytest.raises(BackupError, match="its end is missing"):
-        await restored(target, out.getvalue())
-    await assert_nothing_is_left(target)
+    await assert_refused(target, out.getvalue(), "its end is missing")
 
 
 async def test_a_link_in_a_backup_is_refused(new_config) -> None:
     target, out = new_config(), io.BytesIO()
-    header = Header(format=FORMAT, version="1", revision=HEAD, created="")
-    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+    with written_by_hand(out) as archive:
         member = tarfile.TarInfo("files/file-1")
         member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive._tar.addfile(member)
         archive.end([])
-    with pytest.raises(BackupError, match="something else than files"):
-        await restored(target, out.getvalue())
-    await assert_nothing_is_left(target)
+    await assert_refused(target, out.getvalue(), "something else than files")
 
 
 @pytest.mark.parametrize("change", [{"revision": "9999"}, {"format": FORMAT + 1}, {"revision": "base"}])
 async def test_a_backup_of_a_newer_version_is_refused(new_config, change) -> None:
     out = io.BytesIO()
-    header = Header(**{"format": FORMAT, "version": "9.9", "revision": HEAD, "created": "", **change})
-    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+    with written_by_hand(out, version="9.9", **change) as archive:
         archive.end([])
     with pytest.raises(BackupError, match=r"^the backup is of version 9\.9 .*install that version"):
         await restored(new_config(), out.getvalue())

@@ -7,22 +7,20 @@ from pathlib import Path
 
 import pytest
 from backup_kit import (
-    LOCK,
     backed_up,
     config_at,
     opened,
     restored,
     rows_of,
+    written_by_hand,
 )
 from backup_rows import fill_every_table
 from eventually import until
 from knowledge_kit import all_indexed, stack
 
 from appliance.backup import BackupError
-from appliance.backup.archive import FORMAT, ArchiveWriter, Header
-from appliance.backup.encryption import locking
 from appliance.storage.audit_check import verify
-from appliance.storage.database import HEAD, Database
+from appliance.storage.database import Database
 
 
 async def two_tenants(folder: Path) -> tuple[bytes, str, str]:
@@ -104,8 +102,7 @@ async def test_rows_of_another_tenant_in_a_tenants_backup_are_refused(new_config
     before = await rows_of(target.database_url)
     row = {"id": "kx", "tenant": "b", "name": "a", "digest": "x", "roles": ["admin"], "scopes": [], "created_at": 1,
            "rotations": 0}  # fmt: skip
-    header = Header(format=FORMAT, version="1", revision=HEAD, created="", tenant="a")
-    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+    with written_by_hand(out, tenant="a") as archive:
         archive.add_rows("api_keys", [json.dumps(row).encode() + b"\n"])
         archive.end([])
     with pytest.raises(BackupError, match="not its tenant's"):
@@ -131,8 +128,7 @@ async def test_B3_a_tenants_backup_that_somebody_made_up_reaches_nothing_of_othe
     await fill_every_table(target)
     before = await rows_of(target.database_url)
     row = before[table][0] | {"tenant": "a"} | made_up
-    header = Header(format=FORMAT, version="1", revision=HEAD, created="", tenant="a")
-    with locking(out, LOCK) as plain, ArchiveWriter(plain, header) as archive:
+    with written_by_hand(out, tenant="a") as archive:
         archive.add_rows(table, [json.dumps(row).encode() + b"\n"])
         if table == "upload_parts":
             (tmp_path / "x").write_bytes(b"not theirs")
